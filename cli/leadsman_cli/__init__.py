@@ -1,0 +1,1 @@
+"""The composition root: the `leadsman` command, which wires the layers together."""

@@ -1,0 +1,99 @@
+"""A prediction, and the decision that is made from it: values that every layer reads.
+
+A prediction is a distribution, not a point: `expected` is the replay's own answer, and
+`quantile` adds the worker's recent residuals to it (conformal: no shape is assumed).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from leadsman.records import Trust
+from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+
+Provenance = Literal["own", "borrowed", "unmeasured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What the replay of one worker says of one request, as points.
+
+    queue_wait: from now until the engine first schedules it; own_prefill: from there to the
+    first token; cached_tokens: what the engine will find in its cache at that moment.
+    """
+
+    worker: WorkerId
+    queue_wait: Seconds
+    own_prefill: Seconds
+    cached_tokens: Tokens
+    queued_tokens: Tokens
+    queued_requests: int
+    cached_by_tier: Mapping[str, Tokens] = field(default_factory=dict)
+
+    @property
+    def ttft(self) -> Seconds:
+        """Seconds from now to the first token."""
+        return self.queue_wait + self.own_prefill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A price with its uncertainty and everything that went into it.
+
+    queue_wait_bound / ttft_bound: the quantile at the budget's confidence.
+    """
+
+    price: Price
+    confidence: float
+    queue_wait_bound: Seconds
+    ttft_bound: Seconds
+    curve: Provenance
+    trust: Trust
+    state_age: Seconds | None
+
+    @property
+    def worker(self) -> WorkerId:
+        """The worker that this prediction is for."""
+        return self.price.worker
+
+
+class Reason(StrEnum):
+    """Why a request was refused: a closed list, from which status and headers derive."""
+
+    WOULD_WAIT_TOO_LONG = "would_wait_too_long"
+    WOULD_MISS_TTFT = "would_miss_ttft"
+    OVER_SHARE = "over_share"
+    OVERLOADED = "overloaded"
+    BURST_DEFERRED = "burst_deferred"
+    NO_ENDPOINT = "no_endpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """Send the request to `worker`; `fallbacks` are the next best, best first."""
+
+    request: RequestId
+    worker: WorkerId
+    endpoint: str
+    prediction: Prediction | None
+    fallbacks: tuple[str, ...] = ()
+    candidates: tuple[Prediction, ...] = ()
+    because: Literal["cheapest", "home", "cache", "least_loaded", "shadow"] = "cheapest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Refuse the request now. `retry_after`: when the wait is projected to fit, jitter included."""
+
+    request: RequestId
+    reason: Reason
+    status: int
+    retry_after: Seconds
+    should_retry: bool
+    bound: Seconds | None = None
+    predicted_wait: Seconds | None = None
+    candidates: tuple[Prediction, ...] = ()
+
+
+Decision: TypeAlias = Admitted | Refused

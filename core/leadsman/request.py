@@ -1,0 +1,43 @@
+"""What the core knows of one request: its size, its identity in blocks, and its wishes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request as the picker sees it, before any worker is chosen.
+
+    keys: block size → block keys of the prompt's full blocks; a size that is absent is unknown,
+        and nothing is credited on workers of that size.
+    tokens_are_exact: False where `prompt_tokens` is an estimate.
+    waited: seconds that the caller has already waited before `arrived_at`.
+    reads_cache: False where the engine will not read its prefix cache (prompt logprobs).
+    """
+
+    id: RequestId
+    model: str
+    prompt_tokens: Tokens
+    arrived_at: Seconds
+    keys: Mapping[Tokens, Keys] = field(default_factory=dict)
+    tokens_are_exact: bool = True
+    waited: Seconds = 0.0
+    max_tokens: Tokens | None = None
+    priority: int = 0
+    tenant: str | None = None
+    session: str | None = None
+    objective: str | None = None
+    max_queue_wait: Seconds | None = None
+    ttft_objective: Seconds | None = None
+    prefers_cache: bool = False
+    reads_cache: bool = True
+
+    @property
+    def family(self) -> BlockKey | None:
+        """The first block's key: requests that share it tend to have outputs of like length."""
+        for keys in self.keys.values():
+            if len(keys):
+                return int(keys[0])
+        return None

@@ -1,0 +1,1 @@
+"""What engines say on the wire, turned into core records; and an engine that only pretends."""

@@ -1,0 +1,1 @@
+"""How fleet state travels: records as protobuf, over one resumable gRPC stream."""

@@ -1,0 +1,1 @@
+"""Watches workers: collectors subscribe to each engine's events, settings and load."""
