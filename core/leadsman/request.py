@@ -15,6 +15,7 @@ class Request:
     tokens_are_exact: False where `prompt_tokens` is an estimate.
     waited: seconds that the caller has already waited before `arrived_at`.
     reads_cache: False where the engine will not read its prefix cache (prompt logprobs).
+    endpoints: the only `ip:port` that may serve it, by the gateway's subset hint; None: any.
     """
 
     id: RequestId
@@ -33,6 +34,7 @@ class Request:
     ttft_objective: Seconds | None = None
     prefers_cache: bool = False
     reads_cache: bool = True
+    endpoints: frozenset[str] | None = None
 
     @property
     def family(self) -> BlockKey | None:
