@@ -1,0 +1,286 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WatchRequest(_message.Message):
+    __slots__ = ("pool", "replica", "epoch", "sequence")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    replica: str
+    epoch: str
+    sequence: int
+    def __init__(self, pool: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("version", "epoch", "sequence", "phase", "sent_at", "records")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LIVE: _ClassVar[Envelope.Phase]
+        SNAPSHOT: _ClassVar[Envelope.Phase]
+        SNAPSHOT_END: _ClassVar[Envelope.Phase]
+    LIVE: Envelope.Phase
+    SNAPSHOT: Envelope.Phase
+    SNAPSHOT_END: Envelope.Phase
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    epoch: str
+    sequence: int
+    phase: Envelope.Phase
+    sent_at: float
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., phase: _Optional[_Union[Envelope.Phase, str]] = ..., sent_at: _Optional[float] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("version", "replica", "sent_at", "records")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    SENT_AT_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    replica: str
+    sent_at: float
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    def __init__(self, version: _Optional[int] = ..., replica: _Optional[str] = ..., sent_at: _Optional[float] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("appended", "skipped")
+    APPENDED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    appended: int
+    skipped: int
+    def __init__(self, appended: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("worker_seen", "worker_gone", "kv_events", "trust_changed", "load_sample", "granted", "tokens_seen", "ended", "learned")
+    WORKER_SEEN_FIELD_NUMBER: _ClassVar[int]
+    WORKER_GONE_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TRUST_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_FIELD_NUMBER: _ClassVar[int]
+    worker_seen: WorkerSeen
+    worker_gone: WorkerGone
+    kv_events: KvEvents
+    trust_changed: TrustChanged
+    load_sample: LoadSample
+    granted: Granted
+    tokens_seen: TokensSeen
+    ended: Ended
+    learned: Learned
+    def __init__(self, worker_seen: _Optional[_Union[WorkerSeen, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., trust_changed: _Optional[_Union[TrustChanged, _Mapping]] = ..., load_sample: _Optional[_Union[LoadSample, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., tokens_seen: _Optional[_Union[TokensSeen, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., learned: _Optional[_Union[Learned, _Mapping]] = ...) -> None: ...
+
+class EngineSettings(_message.Message):
+    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_PREFIX_CACHING_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_CHUNKED_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    LONG_PREFILL_TOKEN_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    ASYNC_SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FULL_ISL_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    engine: str
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    async_scheduling: bool
+    policy: str
+    watermark: float
+    reserve_full_isl: bool
+    hardware: str
+    image: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
+
+class WorkerSeen(_message.Message):
+    __slots__ = ("worker", "endpoint", "settings", "ready", "dp_rank")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    endpoint: str
+    settings: EngineSettings
+    ready: bool
+    dp_rank: int
+    def __init__(self, worker: _Optional[str] = ..., endpoint: _Optional[str] = ..., settings: _Optional[_Union[EngineSettings, _Mapping]] = ..., ready: _Optional[bool] = ..., dp_rank: _Optional[int] = ...) -> None: ...
+
+class WorkerGone(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    def __init__(self, worker: _Optional[str] = ...) -> None: ...
+
+class Stored(_message.Message):
+    __slots__ = ("keys", "tier", "session")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tier: str
+    session: str
+    def __init__(self, keys: _Optional[bytes] = ..., tier: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class Removed(_message.Message):
+    __slots__ = ("keys", "tier")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    tier: str
+    def __init__(self, keys: _Optional[bytes] = ..., tier: _Optional[str] = ...) -> None: ...
+
+class Cleared(_message.Message):
+    __slots__ = ("tier",)
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    tier: str
+    def __init__(self, tier: _Optional[str] = ...) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("stored", "removed", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: Stored
+    removed: Removed
+    cleared: Cleared
+    def __init__(self, stored: _Optional[_Union[Stored, _Mapping]] = ..., removed: _Optional[_Union[Removed, _Mapping]] = ..., cleared: _Optional[_Union[Cleared, _Mapping]] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("worker", "sequence", "engine_time", "received_at", "events")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_TIME_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_AT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    sequence: int
+    engine_time: float
+    received_at: float
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    def __init__(self, worker: _Optional[str] = ..., sequence: _Optional[int] = ..., engine_time: _Optional[float] = ..., received_at: _Optional[float] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+
+class TrustChanged(_message.Message):
+    __slots__ = ("worker", "trust", "reason")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    trust: str
+    reason: str
+    def __init__(self, worker: _Optional[str] = ..., trust: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LoadSample(_message.Message):
+    __slots__ = ("worker", "at", "running", "waiting", "kv_usage")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    at: float
+    running: int
+    waiting: int
+    kv_usage: float
+    def __init__(self, worker: _Optional[str] = ..., at: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("worker", "request", "at", "prompt_tokens", "keys", "max_tokens", "priority", "predicted_ttft", "reads_cache")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_FIELD_NUMBER: _ClassVar[int]
+    READS_CACHE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    request: str
+    at: float
+    prompt_tokens: int
+    keys: bytes
+    max_tokens: int
+    priority: int
+    predicted_ttft: float
+    reads_cache: bool
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., predicted_ttft: _Optional[float] = ..., reads_cache: _Optional[bool] = ...) -> None: ...
+
+class TokensSeen(_message.Message):
+    __slots__ = ("worker", "request", "at", "tokens")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    request: str
+    at: float
+    tokens: int
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("worker", "request", "at", "outcome", "completion_tokens", "cached_tokens")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    request: str
+    at: float
+    outcome: str
+    completion_tokens: int
+    cached_tokens: int
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., outcome: _Optional[str] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Learned(_message.Message):
+    __slots__ = ("worker", "fingerprint", "sample_tokens", "sample_seconds", "step_weights")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    fingerprint: str
+    sample_tokens: _containers.RepeatedScalarFieldContainer[int]
+    sample_seconds: _containers.RepeatedScalarFieldContainer[float]
+    step_weights: Weights
+    def __init__(self, worker: _Optional[str] = ..., fingerprint: _Optional[str] = ..., sample_tokens: _Optional[_Iterable[int]] = ..., sample_seconds: _Optional[_Iterable[float]] = ..., step_weights: _Optional[_Union[Weights, _Mapping]] = ...) -> None: ...
+
+class Weights(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
