@@ -71,7 +71,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """Send the request to `worker`; `fallbacks` are the next best, best first."""
+    """Send the request to `worker`; `fallbacks` are the next best, best first.
+
+    refusal: what shadow mode or a probe set aside to admit the request nevertheless.
+    """
 
     request: RequestId
     worker: WorkerId
@@ -79,7 +82,8 @@ class Admitted:
     prediction: Prediction | None
     fallbacks: tuple[str, ...] = ()
     candidates: tuple[Prediction, ...] = ()
-    because: Literal["cheapest", "home", "cache", "least_loaded", "shadow"] = "cheapest"
+    because: Literal["cheapest", "home", "cache", "least_loaded", "shadow", "probe"] = "cheapest"
+    refusal: "Refused | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
