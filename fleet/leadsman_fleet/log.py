@@ -1,0 +1,91 @@
+"""The authoritative order of records, and how a reader gets from where it stands to the end.
+
+A position is (epoch, sequence). The epoch names one life of the log: a random word that its owner
+draws at the start. Within an epoch a reader that stands inside the ring of recent records resumes;
+any other one gets a snapshot. The ring is bounded by records and by bytes, so a reader costs
+nothing while it is away or slow, and one slow reader never holds up another.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from leadsman.records import Granted, Record
+
+from leadsman_fleet.codec import weight
+from leadsman_fleet.state import FleetState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much of the past is kept for readers that come back."""
+
+    records: int = 65_536
+    bytes: int = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catchup:
+    """What brings a reader up to `sequence`; a snapshot stands for everything before it."""
+
+    sequence: int
+    records: tuple[Record, ...]
+    is_snapshot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    sequence: int
+    source: str | None
+    record: Record
+    weight: int
+
+
+class FleetLog:
+    """All records of one pool in one order, and what they add up to."""
+
+    def __init__(self, *, epoch: str, bounds: Bounds | None = None) -> None:
+        self.epoch = epoch
+        self.sequence = 0
+        self._bounds = bounds or Bounds()
+        self._state = FleetState()
+        self._ring: deque[_Entry] = deque()
+        self._held = 0
+
+    def append(self, record: Record, source: str | None = None) -> int | None:
+        """Add a record and give its sequence; None where it tells nothing new.
+
+        source: the replica that reported it, which is never sent it back.
+        """
+        if not self._state.apply(record, source):
+            return None
+        self.sequence += 1
+        entry = _Entry(self.sequence, source, record, weight(record))
+        self._ring.append(entry)
+        self._held += entry.weight
+        while len(self._ring) > self._bounds.records or self._held > self._bounds.bytes:
+            self._held -= self._ring.popleft().weight
+        return self.sequence
+
+    def snapshot(self, *, reader: str | None = None) -> list[Record]:
+        """Say everything that holds now, except what the reader itself reported."""
+        return self._state.snapshot(without=reader)
+
+    def since(self, epoch: str | None, sequence: int, *, reader: str | None = None) -> Catchup:
+        """Bring a reader from a position to the end. O(records since), or a snapshot."""
+        missed = self.sequence - sequence
+        if epoch != self.epoch or not 0 <= missed <= len(self._ring):
+            records = tuple(self.snapshot(reader=reader))
+            return Catchup(sequence=self.sequence, records=records, is_snapshot=True)
+        entries: list[_Entry] = []
+        for entry in reversed(self._ring):
+            if entry.sequence <= sequence:
+                break
+            entries.append(entry)
+        news = tuple(
+            entry.record for entry in reversed(entries) if reader is None or entry.source != reader
+        )
+        return Catchup(sequence=self.sequence, records=news, is_snapshot=False)
+
+    def grants_of(self, source: str) -> list[Granted]:
+        """List the live grants that one replica reported."""
+        return self._state.grants_of(source)

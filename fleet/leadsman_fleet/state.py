@@ -1,0 +1,180 @@
+"""What a log of records adds up to: the least that a newcomer must be told.
+
+The state is a fold over records. It keeps of each worker its latest words (settings, trust, load,
+what was learned), which blocks it holds per tier with their copies, and its live grants with the
+tokens seen so far. It forgets who stored a block (`session`) and when: these belong to the step in
+which they happen. What names a worker that is not there is ignored, so that a late record never
+brings back what a departure gave away.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from leadsman.records import (
+    Cleared,
+    Ended,
+    Granted,
+    KvEvents,
+    Learned,
+    LoadSample,
+    Record,
+    Removed,
+    Stored,
+    TokensSeen,
+    TrustChanged,
+    WorkerGone,
+    WorkerSeen,
+)
+from leadsman.units import RequestId, Seconds, WorkerId
+
+from leadsman_fleet.residency import Residency
+
+
+@dataclass(slots=True)
+class _Grant:
+    granted: Granted
+    source: str | None
+    seen: TokensSeen | None = None
+
+
+@dataclass(slots=True)
+class _Worker:
+    seen: WorkerSeen
+    trust: TrustChanged | None = None
+    load: LoadSample | None = None
+    learned: Learned | None = None
+    learned_by: str | None = None
+    sequence: int = 0
+    engine_time: Seconds = 0.0
+    received_at: Seconds = 0.0
+    tiers: dict[str, Residency] = field(default_factory=dict)
+    grants: dict[RequestId, _Grant] = field(default_factory=dict)
+
+
+class FleetState:
+    """The fold. Memory: 12 to 24 bytes a block and worker, and the live grants."""
+
+    def __init__(self) -> None:
+        self._workers: dict[WorkerId, _Worker] = {}
+
+    def apply(self, record: Record, source: str | None = None) -> bool:
+        """Fold one record in, and say whether it told anything new.
+
+        source: the replica that reported it, where one did.
+        """
+        if isinstance(record, WorkerSeen):
+            return self._see(record)
+        if isinstance(record, WorkerGone):
+            return self._workers.pop(record.worker, None) is not None
+        worker = self._workers.get(record.worker)
+        if worker is None:
+            return False
+        return _fold(worker, record, source)
+
+    def snapshot(self, *, without: str | None = None) -> list[Record]:
+        """Say the state again, worker by worker, except what the replica `without` reported.
+
+        Each worker's KV events begin with a `Cleared` of every tier, so that they hold for a
+        reader who already knew something, and their blocks name no session.
+        """
+        return [record for worker in self._workers.values() for record in _restate(worker, without)]
+
+    def grants_of(self, source: str) -> list[Granted]:
+        """List the live grants of one replica."""
+        return [
+            grant.granted
+            for worker in self._workers.values()
+            for grant in worker.grants.values()
+            if grant.source == source
+        ]
+
+    def _see(self, record: WorkerSeen) -> bool:
+        worker = self._workers.get(record.worker)
+        if worker is None:
+            self._workers[record.worker] = _Worker(record)
+            return True
+        changed = worker.seen != record
+        worker.seen = record
+        return changed
+
+
+def _fold(
+    worker: _Worker,
+    record: KvEvents | TrustChanged | LoadSample | Granted | TokensSeen | Ended | Learned,
+    source: str | None,
+) -> bool:
+    match record:
+        case KvEvents():
+            _fold_events(worker, record)
+        case TrustChanged():
+            worker.trust = record
+        case LoadSample():
+            worker.load = record
+        case Learned():
+            worker.learned, worker.learned_by = record, source
+        case Granted():
+            if record.request in worker.grants:
+                return False
+            worker.grants[record.request] = _Grant(record, source)
+        case TokensSeen():
+            return _fold_tokens(worker, record)
+        case Ended():
+            return worker.grants.pop(record.request, None) is not None
+    return True
+
+
+def _fold_tokens(worker: _Worker, record: TokensSeen) -> bool:
+    grant = worker.grants.get(record.request)
+    if grant is None or (grant.seen is not None and grant.seen.tokens >= record.tokens):
+        return False
+    grant.seen = record
+    return True
+
+
+def _fold_events(worker: _Worker, batch: KvEvents) -> None:
+    worker.sequence = batch.sequence
+    worker.engine_time = batch.engine_time
+    worker.received_at = batch.received_at
+    for event in batch.events:
+        match event:
+            case Stored():
+                worker.tiers.setdefault(event.tier, Residency()).add(event.keys)
+            case Removed():
+                if event.tier in worker.tiers:
+                    worker.tiers[event.tier].remove(event.keys)
+            case Cleared():
+                if event.tier is None:
+                    worker.tiers.clear()
+                else:
+                    worker.tiers.pop(event.tier, None)
+
+
+def _restate(worker: _Worker, without: str | None) -> Iterator[Record]:
+    yield worker.seen
+    if worker.trust is not None:
+        yield worker.trust
+    yield KvEvents(
+        worker=worker.seen.worker,
+        sequence=worker.sequence,
+        engine_time=worker.engine_time,
+        received_at=worker.received_at,
+        events=(Cleared(), *_blocks(worker)),
+    )
+    if worker.load is not None:
+        yield worker.load
+    if worker.learned is not None and (without is None or worker.learned_by != without):
+        yield worker.learned
+    for grant in worker.grants.values():
+        if without is None or grant.source != without:
+            yield grant.granted
+            if grant.seen is not None:
+                yield grant.seen
+
+
+def _blocks(worker: _Worker) -> Iterator[Stored]:
+    """Store every block once, then those with a second copy once more, and so on."""
+    for tier, residency in worker.tiers.items():
+        keys, copies = residency.copies()
+        for copy in range(int(np.max(copies, initial=0))):
+            yield Stored(keys=keys[copies > copy], tier=tier)

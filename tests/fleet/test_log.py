@@ -1,0 +1,278 @@
+import dataclasses
+import itertools
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from leadsman.engine import EngineSettings
+from leadsman.records import (
+    Cleared,
+    Ended,
+    Granted,
+    KvEvents,
+    Learned,
+    LoadSample,
+    Outcome,
+    Removed,
+    Stored,
+    TokensSeen,
+    Trust,
+    TrustChanged,
+    WorkerGone,
+    WorkerSeen,
+)
+from leadsman_fleet.codec import encode
+from leadsman_fleet.follower import Follower, Part, Phase
+from leadsman_fleet.log import Bounds, FleetLog
+from leadsman_fleet.state import FleetState
+
+SETTINGS = EngineSettings(
+    model="m",
+    version="0.33.0",
+    max_num_batched_tokens=2048,
+    max_num_seqs=16,
+    max_model_len=8192,
+    block_size=16,
+    num_blocks=100,
+)
+EMPTY = np.empty(0, np.uint64)
+
+workers = st.sampled_from(["a", "b", "c"])
+requests = st.sampled_from(["r1", "r2", "r3", "r4"])
+keys = st.lists(st.integers(0, 9), max_size=4).map(lambda k: np.array(k, dtype=np.uint64))
+tiers = st.sampled_from(["GPU", "CPU"])
+
+
+def seen(worker, *, ready=True):
+    return WorkerSeen(worker=worker, endpoint=worker, settings=SETTINGS, ready=ready)
+
+
+def granted(worker, request):
+    return Granted(
+        worker=worker,
+        request=request,
+        at=1.0,
+        prompt_tokens=9,
+        keys=EMPTY,
+        max_tokens=None,
+        priority=0,
+        predicted_ttft=None,
+    )
+
+
+def batch(worker, *events):
+    return KvEvents(worker=worker, sequence=7, engine_time=1.0, received_at=2.0, events=events)
+
+
+events = (
+    st.builds(Stored, keys=keys, tier=tiers)
+    | st.builds(Removed, keys=keys, tier=tiers)
+    | st.builds(Cleared, tier=st.none() | tiers)
+)
+observations = st.one_of(
+    st.builds(seen, workers, ready=st.booleans()),
+    st.builds(WorkerGone, worker=workers),
+    st.builds(batch, workers, events, events),
+    st.builds(TrustChanged, worker=workers, trust=st.sampled_from(Trust), reason=st.just("why")),
+    st.builds(
+        LoadSample, worker=workers, at=st.just(1.0), running=st.integers(0, 9), waiting=st.just(0)
+    ),
+)
+reports = st.one_of(
+    st.builds(granted, workers, requests),
+    st.builds(
+        TokensSeen, worker=workers, request=requests, at=st.just(3.0), tokens=st.integers(1, 9)
+    ),
+    st.builds(
+        Ended,
+        worker=workers,
+        request=requests,
+        at=st.just(4.0),
+        outcome=st.just(Outcome.FINISHED),
+    ),
+    st.builds(
+        Learned, worker=workers, fingerprint=st.sampled_from("xy"), samples=st.just(((9, 0.1),))
+    ),
+)
+
+
+def told(records, *, to):
+    """Give what a snapshot says, whatever the order of workers, grants and blocks.
+
+    Whoever reports may have been told what it has since learned better: that is its own to know.
+    """
+    return sorted(
+        sorted_blocks(record)
+        for record in records
+        if to.name is None or not isinstance(record, Learned)
+    )
+
+
+def sorted_blocks(record):
+    if not isinstance(record, KvEvents):
+        return repr(encode(record))
+    blocks = [
+        (event.tier, key)
+        for event in record.events
+        if isinstance(event, Stored)
+        for key in event.keys.tolist()
+    ]
+    return repr((record.worker, record.sequence, sorted(blocks)))
+
+
+class Reader:
+    """A follower and the state that it keeps, by nothing but the records it passes on."""
+
+    def __init__(self, name):
+        self.name = name
+        self.follower = Follower()
+        self.state = FleetState()
+        self.live = set()
+
+    def read(self, log, *, cut_after=None):
+        follower = self.follower
+        follower.begin()
+        catchup = log.since(follower.epoch, follower.sequence, reader=self.name)
+        for part in itertools.islice(parts(log, catchup), cut_after):
+            for record in follower.take(part, now=5.0):
+                self.apply(record)
+
+    def apply(self, record):
+        match record:
+            case Granted():
+                grant = (record.worker, record.request)
+                assert grant not in self.live
+                self.live.add(grant)
+            case Ended():
+                self.live.discard((record.worker, record.request))
+            case WorkerGone():
+                self.live = {grant for grant in self.live if grant[0] != record.worker}
+        self.state.apply(record, "anybody")
+
+
+def parts(log, catchup):
+    if not catchup.is_snapshot:
+        yield Part(
+            epoch=log.epoch, sequence=catchup.sequence, phase=Phase.LIVE, records=catchup.records
+        )
+        return
+    for record in catchup.records:
+        yield Part(epoch=log.epoch, sequence=0, phase=Phase.SNAPSHOT, records=(record,))
+    yield Part(epoch=log.epoch, sequence=catchup.sequence, phase=Phase.SNAPSHOT_END, records=())
+
+
+class ReadersOfOneLog(RuleBasedStateMachine):
+    """However a reader comes and goes, it ends with what the log says."""
+
+    @initialize(ring=st.integers(0, 8))
+    def start(self, ring):
+        self.ring = ring
+        self.epochs = itertools.count()
+        self.readers = [Reader(None), Reader("me"), Reader("other")]
+        self.restart()
+
+    @rule()
+    def restart(self):
+        bounds = Bounds(records=self.ring)
+        self.log = FleetLog(epoch=f"epoch {next(self.epochs)}", bounds=bounds)
+
+    @rule(record=observations)
+    def observe(self, record):
+        self.log.append(record)
+
+    @rule(record=reports, source=st.sampled_from(["me", "other", "a third"]))
+    def report(self, record, source):
+        if not isinstance(record, Learned):
+            record = dataclasses.replace(record, request=f"{record.request} of {source}")
+        self.log.append(record, source)
+
+    @rule(reader=st.integers(0, 2))
+    def read(self, reader):
+        self.readers[reader].read(self.log)
+
+    @rule(reader=st.integers(0, 2), parts=st.integers(0, 6))
+    def lose_the_stream(self, reader, parts):
+        self.readers[reader].read(self.log, cut_after=parts)
+
+    @invariant()
+    def the_ring_keeps_its_bounds(self):
+        assert len(self.log._ring) <= self.ring
+
+    def teardown(self):
+        if not hasattr(self, "log"):
+            return
+        for reader in self.readers:
+            reader.read(self.log)
+            expected = self.log.snapshot(reader=reader.name)
+            assert told(reader.state.snapshot(), to=reader) == told(expected, to=reader)
+
+
+ReadersOfOneLog.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=30, deadline=None
+)
+TestReadersOfOneLog = ReadersOfOneLog.TestCase
+
+
+def test_a_reader_inside_the_ring_is_sent_only_what_it_missed():
+    log = FleetLog(epoch="e")
+    log.append(seen("a"))
+    position = log.sequence
+    log.append(seen("b"))
+
+    catchup = log.since("e", position)
+
+    assert not catchup.is_snapshot
+    assert catchup.records == (seen("b"),)
+
+
+def test_a_reader_that_was_away_too_long_is_sent_a_snapshot():
+    log = FleetLog(epoch="e", bounds=Bounds(records=1))
+    log.append(seen("a"))
+    log.append(seen("b"))
+    log.append(seen("c"))
+
+    catchup = log.since("e", 1)
+
+    assert catchup.is_snapshot
+    assert catchup.sequence == 3
+
+
+def test_the_ring_is_bounded_in_bytes_too():
+    log = FleetLog(epoch="e", bounds=Bounds(bytes=1000))
+    log.append(seen("a"))
+
+    log.append(batch("a", Stored(keys=np.arange(1000, dtype=np.uint64))))
+
+    assert log.since("e", 1).is_snapshot
+    assert not log.since("e", 2).is_snapshot
+
+
+def test_a_departed_worker_gives_back_all_that_was_held_for_it():
+    log = FleetLog(epoch="e")
+    log.append(seen("a"))
+    log.append(batch("a", Stored(keys=np.arange(1000, dtype=np.uint64))))
+    log.append(granted("a", "r"))
+
+    log.append(WorkerGone(worker="a"))
+
+    assert log.snapshot() == []
+
+
+def test_a_late_record_does_not_bring_a_departed_worker_back():
+    log = FleetLog(epoch="e")
+
+    sequence = log.append(batch("a", Stored(keys=np.arange(3, dtype=np.uint64))))
+
+    assert sequence is None
+    assert log.snapshot() == []
+
+
+def test_a_report_that_is_repeated_is_told_once():
+    log = FleetLog(epoch="e")
+    log.append(seen("a"))
+    log.append(granted("a", "r"), "me")
+
+    again = log.append(granted("a", "r"), "me")
+
+    assert again is None
