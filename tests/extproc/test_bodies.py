@@ -1,0 +1,221 @@
+"""Reading bodies: the shapes that clients send, and the ones that nobody can read."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leadsman_extproc.bodies import read_body
+from leadsman_extproc.body import Api, BadRequest, Body, ChatPrompt, NotForUs, RawPrompts
+
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+MESSAGES = "/v1/messages"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def read(path: str, **fields: object) -> Body | NotForUs | BadRequest:
+    return read_body(path, json.dumps(fields).encode())
+
+
+def prompts(prompt: object) -> RawPrompts:
+    body = read(COMPLETION, model="m", prompt=prompt)
+    assert isinstance(body, Body)
+    assert isinstance(body.prompt, RawPrompts)
+    return body.prompt
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b'{"model":"test-model"', id="cut short"),
+        pytest.param(b"\xff", id="no text"),
+        pytest.param(b'{"model":"m","messages":[],"user":"\xff"}', id="invalid UTF-8 inside"),
+        pytest.param(b"[]", id="a list"),
+        pytest.param(b'"text"', id="a string"),
+        pytest.param(b"[" * 2000 + b"]" * 2000, id="2,000 lists in each other"),
+        pytest.param(b'{"x":' * 10**5 + b"1" + b"}" * 10**5, id="100,000 objects in each other"),
+        pytest.param(b'{"model":"m","messages":[{"role":"user"}]} {}', id="two bodies"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "api"), [(CHAT, Api.OPENAI), (COMPLETION, Api.OPENAI), (MESSAGES, Api.ANTHROPIC)]
+)
+def test_a_body_that_is_no_json_object_is_a_bad_request_in_the_shape_of_the_api(path, api, raw):
+    read = read_body(path, raw)
+
+    assert isinstance(read, BadRequest)
+    assert (read.status, read.api, read.param) == (400, api, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        pytest.param("/v1/embeddings", b'{"model":"m"}', id="a path that is not ours"),
+        pytest.param("/v1/messages/count_tokens", b"{}", id="a path below ours"),
+        pytest.param("/healthz", b"not json", id="not JSON where nobody said JSON"),
+        pytest.param(CHAT, b"", id="no body"),
+        pytest.param(CHAT, b'{"messages":[{"role":"user"}]}', id="no model"),
+        pytest.param(CHAT, b'{"model":null,"messages":[]}', id="the model is null"),
+        pytest.param(CHAT, b'{"model":"m","prompt":"x"}', id="no messages"),
+        pytest.param(COMPLETION, b'{"model":"m"}', id="no prompt"),
+        pytest.param(MESSAGES, b'{"model":"m","max_tokens":5}', id="no conversation"),
+    ],
+)
+def test_what_is_no_prompt_for_a_model_passes_through(path, raw):
+    read = read_body(path, raw)
+
+    assert isinstance(read, NotForUs)
+
+
+@pytest.mark.parametrize("path", [CHAT + "?api-version=1", "/gateway/prod" + CHAT, CHAT + "/"])
+def test_what_stands_before_and_behind_the_path_does_not_matter(path):
+    body = read(path, model="m", messages=USER)
+
+    assert isinstance(body, Body)
+
+
+def test_a_prompt_may_have_any_of_its_four_shapes_and_none_is_taken_for_another():
+    text, ids, texts, lists = (prompts(p) for p in ("1, 2", [1, 2], ["1", "2"], [[1], [2]]))
+
+    assert text.texts == ("1, 2",)
+    assert [list(part) for part in ids.ids] == [[1, 2]]
+    assert texts.texts == ("1", "2")
+    assert [list(part) for part in lists.ids] == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        5,
+        {"a": 1},
+        [],
+        [[]],
+        [1, "a"],
+        [1.5],
+        [-1],
+        [2**32],
+        [True],
+        [[1], 2],
+        [["a"]],
+        [None],
+        [10**30],
+    ],
+)
+def test_a_prompt_of_a_wrong_type_is_a_bad_request_that_names_it(prompt):
+    read_ = read(COMPLETION, model="m", prompt=prompt)
+
+    assert isinstance(read_, BadRequest)
+    assert read_.param == "prompt"
+
+
+@pytest.mark.parametrize("messages", [[], "hi", {}, ["hi"], [{"content": "hi"}], [{"role": 5}]])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_messages_that_are_none_are_a_bad_request(path, messages):
+    read_ = read(path, model="m", messages=messages)
+
+    assert isinstance(read_, BadRequest)
+    assert (read_.param or "").startswith("messages")
+
+
+def test_a_tool_loop_is_read_as_it_stands():
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {}}]},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "7"}]},
+    ]
+
+    body = read(CHAT, model="m", messages=messages)
+
+    assert isinstance(body, Body)
+    assert isinstance(body.prompt, ChatPrompt)
+    assert body.prompt.messages == messages
+
+
+@given(st.floats(5, 300) | st.integers(5, 300))
+def test_a_bound_within_its_range_is_read(bound):
+    body = read(CHAT, model="m", messages=USER, max_queue_wait_s=bound)
+
+    assert isinstance(body, Body)
+    assert body.max_queue_wait == bound
+
+
+@pytest.mark.parametrize("bound", [4.99, 301, 0, -5, True, "60", [60], {}, 10**400, 1e300])
+@pytest.mark.parametrize(("path", "api"), [(CHAT, Api.OPENAI), (MESSAGES, Api.ANTHROPIC)])
+def test_a_bound_that_is_none_is_a_bad_request_that_names_the_field(path, api, bound):
+    read_ = read(path, model="m", messages=USER, max_queue_wait_s=bound)
+
+    assert isinstance(read_, BadRequest)
+    assert (read_.api, read_.param) == (api, "max_queue_wait_s")
+
+
+def test_a_bound_of_nan_is_not_json():
+    read_ = read(CHAT, model="m", messages=USER, max_queue_wait_s=math.nan)
+
+    assert isinstance(read_, BadRequest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 9, "max_tokens": 7}, 9),
+        ({"max_tokens": "7"}, 7),
+        ({"max_tokens": 7.0}, 7),
+        ({"max_tokens": 7.5}, None),
+        ({"max_tokens": True}, None),
+        ({}, None),
+    ],
+)
+def test_limits_are_read_as_leniently_as_engines_read_them(fields, limit):
+    body = read(CHAT, model="m", messages=USER, **fields)
+
+    assert isinstance(body, Body)
+    assert body.max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"), [({}, 16), ({"max_tokens": None}, None), ({"max_tokens": 5}, 5)]
+)
+def test_a_completion_without_a_limit_has_the_default_of_its_api(fields, limit):
+    body = read(COMPLETION, model="m", prompt="x", **fields)
+
+    assert isinstance(body, Body)
+    assert body.max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reads"),
+    [
+        (CHAT, {}, True),
+        (CHAT, {"logprobs": True, "top_logprobs": 5}, True),
+        (CHAT, {"prompt_logprobs": 0}, False),
+        (CHAT, {"echo": True, "logprobs": True, "top_logprobs": 5}, False),
+        (COMPLETION, {"logprobs": 5}, True),
+        (COMPLETION, {"logprobs": 5, "echo": True}, False),
+    ],
+)
+def test_logprobs_of_the_prompt_keep_the_engine_from_its_cache(path, fields, reads):
+    body = read(path, model="m", messages=USER, prompt="x", **fields)
+
+    assert isinstance(body, Body)
+    assert body.reads_cache is reads
+
+
+def test_the_fields_that_decide_cost_and_place_are_read():
+    body = read(
+        MESSAGES,
+        model="m",
+        messages=USER,
+        max_tokens=5,
+        stream=True,
+        cache_salt="s",
+        metadata={"user_id": "u"},
+        session_id="c",
+        system="unknown to us",
+    )
+
+    assert isinstance(body, Body)
+    assert (body.api, body.max_tokens, body.stream) == (Api.ANTHROPIC, 5, True)
+    assert (body.cache_salt, body.user, body.session) == ("s", "u", "c")
