@@ -1,0 +1,182 @@
+"""Reading responses: the same result however the network cuts them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leadsman_extproc.sse import ResponseScan
+
+
+def data(event: object, end: str = "\n\n") -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}{end}"
+
+
+def chat(delta: dict[str, object] | None, **more: object) -> str:
+    return data({"choices": [] if delta is None else [{"delta": delta}], **more})
+
+
+def named(kind: str, end: str = "\n\n", **more: object) -> str:
+    return f"event: {kind}{end[: len(end) // 2]}" + data({"type": kind, **more}, end)
+
+
+CHAT_STREAM = (
+    chat({"role": "assistant", "content": ""}, usage=None)
+    + chat({"content": "Grüße\n"})
+    + ": keep alive\n\n"
+    + chat({"reasoning": "…"})
+    + chat({"tool_calls": [{"index": 0}]})
+    + chat({"content": ""}, finish_reason="stop")
+    + chat(
+        None,
+        usage={
+            "prompt_tokens": 90,
+            "completion_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 64},
+        },
+    )
+    + "data: [DONE]\n\n"
+)
+MESSAGES_STREAM = (
+    named("message_start", message={"usage": {"input_tokens": 26, "cache_read_input_tokens": 64}})
+    + named("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    + named("ping")
+    + named("content_block_delta", delta={"type": "text_delta", "text": "Hé"}, end="\r\n\r\n")
+    + named("content_block_delta", delta={"type": "thinking_delta", "thinking": "a"})
+    + named("content_block_delta", delta={"type": "input_json_delta", "partial_json": "{"})
+    + named("content_block_stop", index=0)
+    + named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
+    + named("message_stop")
+)
+COMPLETION_STREAM = (
+    data({"choices": [{"text": ""}]})
+    + data({"choices": [{"text": "a"}, {"text": "b"}], "usage": {"completion_tokens": 3}})
+    + data({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 4}})
+    + "data: [DONE]"
+)
+STREAMS = [CHAT_STREAM, MESSAGES_STREAM, COMPLETION_STREAM]
+
+
+def scanned(chunks: Sequence[bytes], *, is_stream: bool = True) -> ResponseScan:
+    scan = ResponseScan(is_stream=is_stream)
+    for chunk in chunks:
+        scan.feed(chunk)
+    scan.finish()
+    return scan
+
+
+def seen(scan: ResponseScan) -> tuple[object, ...]:
+    return (
+        scan.has_content,
+        scan.content_events,
+        scan.prompt_tokens,
+        scan.cached_tokens,
+        scan.completion_tokens,
+        scan.is_done,
+        scan.error,
+        scan.unread_events,
+    )
+
+
+@st.composite
+def cut(draw: st.DrawFn, text: str) -> list[bytes]:
+    raw = text.encode()
+    ends = sorted({0, len(raw), *draw(st.lists(st.integers(0, len(raw)), max_size=9))})
+    return [raw[a:b] for a, b in pairwise(ends)]
+
+
+@pytest.mark.parametrize("text", STREAMS)
+@given(draw=st.data())
+def test_where_the_network_cuts_a_stream_changes_nothing(text, draw):
+    whole = scanned([text.encode()])
+
+    pieces = scanned(draw.draw(cut(text)))
+
+    assert seen(pieces) == seen(whole)
+
+
+@pytest.mark.parametrize("text", STREAMS)
+def test_a_stream_byte_by_byte_reads_the_same(text):
+    pieces = scanned([bytes([byte]) for byte in text.encode()])
+
+    assert seen(pieces) == seen(scanned([text.encode()]))
+
+
+def test_a_chat_stream_is_read_to_its_usage():
+    scan = scanned([CHAT_STREAM.encode()])
+
+    assert seen(scan) == (True, 3, 90, 64, 5, True, None, 0)
+    assert scan.tokens_seen == 5
+
+
+def test_an_anthropic_stream_counts_cached_tokens_into_the_prompt():
+    scan = scanned([MESSAGES_STREAM.encode()])
+
+    assert seen(scan) == (True, 3, 90, 64, 5, True, None, 0)
+
+
+def test_a_completion_stream_without_a_last_blank_line_is_read_to_its_end():
+    scan = scanned([COMPLETION_STREAM.encode()])
+
+    assert seen(scan) == (True, 1, 7, None, 4, True, None, 0)
+
+
+def first_content(text: str) -> Iterator[bool]:
+    scan = ResponseScan(is_stream=True)
+    for event in text.split("\n\n"):
+        yield scan.feed(event.encode() + b"\n\n")
+
+
+def test_a_role_an_empty_text_and_usage_are_no_content():
+    brought = list(first_content(CHAT_STREAM))
+
+    assert brought == [False, True, False, True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "refuses"),
+    [
+        (named("error", error={"type": "overloaded_error", "message": "full"}), True),
+        (data({"error": {"message": "full", "type": "x", "code": 503}}), True),
+        (data({"object": "error", "message": "full", "code": 429}), True),
+        (data({"error": {"message": "full", "type": "BadRequestError", "code": 400}}), False),
+        (data({"error": "full"}), False),
+    ],
+)
+def test_an_error_told_inside_a_stream_is_seen_and_an_overload_is_a_refusal(text, refuses):
+    scan = scanned([text.encode()])
+
+    assert scan.error is not None
+    assert (scan.error.message, scan.error.refuses) == ("full", refuses)
+    assert not scan.has_content
+
+
+def test_an_answer_that_is_no_stream_is_read_at_its_end():
+    answer = json.dumps(
+        {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 9}}
+    ).encode()
+    scan = ResponseScan(is_stream=False)
+
+    early = [scan.feed(answer[:20]), scan.feed(answer[20:]), scan.has_content]
+    scan.finish()
+
+    assert early == [False, False, False]
+    assert (scan.has_content, scan.prompt_tokens, scan.is_done) == (True, 9, True)
+
+
+def test_an_answer_of_anthropics_that_is_no_stream_is_read():
+    usage = {"input_tokens": 3, "output_tokens": 2, "cache_read_input_tokens": 8}
+
+    scan = scanned([json.dumps({"type": "message", "usage": usage}).encode()], is_stream=False)
+
+    assert (scan.prompt_tokens, scan.cached_tokens, scan.completion_tokens) == (11, 8, 2)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@given(raw=st.binary() | st.binary().map(lambda b: b"data: " + b + b"\n\n"))
+def test_no_bytes_break_the_scan(raw, is_stream):
+    scan = scanned([raw], is_stream=is_stream)
+
+    assert scan.prompt_tokens is None
