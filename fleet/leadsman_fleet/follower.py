@@ -42,9 +42,7 @@ class Follower:
         self._named_grants: set[tuple[WorkerId, RequestId]] = set()
 
     def begin(self) -> None:
-        """Start on a new stream: a snapshot that broke off is forgotten."""
-        if self._named_workers is not None:
-            self.epoch, self.sequence = None, 0
+        """Start on a new stream: a snapshot that broke off will be told again from its start."""
         self._named_workers = None
         self._named_grants = set()
 

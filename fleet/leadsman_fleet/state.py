@@ -22,6 +22,7 @@ from leadsman.records import (
     Removed,
     Stored,
     TokensSeen,
+    Trust,
     TrustChanged,
     WorkerGone,
     WorkerSeen,
@@ -75,8 +76,9 @@ class FleetState:
     def snapshot(self, *, without: str | None = None) -> list[Record]:
         """Say the state again, worker by worker, except what the replica `without` reported.
 
-        Each worker's KV events begin with a `Cleared` of every tier, so that they hold for a
-        reader who already knew something, and their blocks name no session.
+        Each worker's trust is said, also where nobody said it yet. Its KV events begin with a
+        `Cleared` of every tier, so that they hold for a reader who already knew something, and
+        their blocks name no session.
         """
         return [record for worker in self._workers.values() for record in _restate(worker, without)]
 
@@ -152,8 +154,7 @@ def _fold_events(worker: _Worker, batch: KvEvents) -> None:
 
 def _restate(worker: _Worker, without: str | None) -> Iterator[Record]:
     yield worker.seen
-    if worker.trust is not None:
-        yield worker.trust
+    yield worker.trust or _untold(worker.seen.worker)
     yield KvEvents(
         worker=worker.seen.worker,
         sequence=worker.sequence,
@@ -170,6 +171,10 @@ def _restate(worker: _Worker, without: str | None) -> Iterator[Record]:
             yield grant.granted
             if grant.seen is not None:
                 yield grant.seen
+
+
+def _untold(worker: WorkerId) -> TrustChanged:
+    return TrustChanged(worker=worker, trust=Trust.BLIND, reason="nothing heard of its cache yet")
 
 
 def _blocks(worker: _Worker) -> Iterator[Stored]:

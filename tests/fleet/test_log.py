@@ -38,8 +38,11 @@ SETTINGS = EngineSettings(
 )
 EMPTY = np.empty(0, np.uint64)
 
-workers = st.sampled_from(["a", "b", "c"])
-requests = st.sampled_from(["r1", "r2", "r3", "r4"])
+MUST_BE_EQUAL = (WorkerSeen, TrustChanged, KvEvents, Granted, TokensSeen)
+MAY_OUTLIVE_A_LOG = (LoadSample, Learned)
+
+workers = st.sampled_from(["a", "b"])
+requests = st.sampled_from(["r1", "r2"])
 keys = st.lists(st.integers(0, 9), max_size=4).map(lambda k: np.array(k, dtype=np.uint64))
 tiers = st.sampled_from(["GPU", "CPU"])
 
@@ -97,16 +100,9 @@ reports = st.one_of(
 )
 
 
-def told(records, *, to):
-    """Give what a snapshot says, whatever the order of workers, grants and blocks.
-
-    Whoever reports may have been told what it has since learned better: that is its own to know.
-    """
-    return sorted(
-        sorted_blocks(record)
-        for record in records
-        if to.name is None or not isinstance(record, Learned)
-    )
+def told(records, kinds):
+    """Give what a snapshot says, whatever the order of workers, grants and blocks."""
+    return {sorted_blocks(record) for record in records if isinstance(record, kinds)}
 
 
 def sorted_blocks(record):
@@ -165,7 +161,7 @@ def parts(log, catchup):
 class ReadersOfOneLog(RuleBasedStateMachine):
     """However a reader comes and goes, it ends with what the log says."""
 
-    @initialize(ring=st.integers(0, 8))
+    @initialize(ring=st.sampled_from([0, 2, 8]))
     def start(self, ring):
         self.ring = ring
         self.epochs = itertools.count()
@@ -176,6 +172,7 @@ class ReadersOfOneLog(RuleBasedStateMachine):
     def restart(self):
         bounds = Bounds(records=self.ring)
         self.log = FleetLog(epoch=f"epoch {next(self.epochs)}", bounds=bounds)
+        self.log.append(seen("a"))
 
     @rule(record=observations)
     def observe(self, record):
@@ -205,7 +202,10 @@ class ReadersOfOneLog(RuleBasedStateMachine):
         for reader in self.readers:
             reader.read(self.log)
             expected = self.log.snapshot(reader=reader.name)
-            assert told(reader.state.snapshot(), to=reader) == told(expected, to=reader)
+            held = reader.state.snapshot()
+            assert told(held, MUST_BE_EQUAL) == told(expected, MUST_BE_EQUAL)
+            if reader.name is None:
+                assert told(held, MAY_OUTLIVE_A_LOG) >= told(expected, MAY_OUTLIVE_A_LOG)
 
 
 ReadersOfOneLog.TestCase.settings = settings(
