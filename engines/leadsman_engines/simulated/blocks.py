@@ -1,0 +1,202 @@
+"""The KV block pool: which blocks are free, which hold a known prefix, and in what order they go.
+
+Model, vLLM's: a block is named by its physical number. One that is full may carry the hash of the
+whole prefix up to it; several may carry the same hash (copies are not merged), and a lookup finds
+the copy that was named first. A block no request holds waits in the free queue, and keeps its hash
+until it is taken for something else: only then is the prefix gone, and a removal reported.
+
+The free queue is taken from its head. Released blocks go in from a request's last block to its
+first: those without a hash to the head, those with one to the tail. So the longest unused go first,
+and of one prompt the deepest first.
+
+Every stored block and every removed one is reported per physical copy, in order.
+
+Source: vLLM 0.32 v1/core/block_pool.py, BlockPool; v1/core/kv_cache_utils.py, FreeKVCacheBlockQueue.
+Ignored: the null block, partial blocks, several cache groups.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks of one request that are full now: consecutive, `hashes[0]` follows `parent`.
+
+    start: the first block's place in its request, so the tokens are those from `start` x block size.
+    """
+
+    request_id: str
+    session_id: str | None
+    hashes: tuple[int, ...]
+    parent: int | None
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Copies that were taken for other use, in the order taken; an engine reports each by itself."""
+
+    hashes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """Every hash is forgotten."""
+
+
+CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class BlockPool:
+    """All usable blocks of one engine. Mutable; `check()` states its invariants."""
+
+    __slots__ = (
+        "_copies",
+        "_extra_holders",
+        "_free",
+        "_hash_of",
+        "_keeps_hashes",
+        "events",
+        "size",
+    )
+
+    def __init__(self, size: int, *, keeps_hashes: bool = True) -> None:
+        self.size = size
+        self.events: list[CacheEvent] = []
+        self._keeps_hashes = keeps_hashes
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
+        self._hash_of: dict[int, int] = {}
+        self._copies: dict[int, int | dict[int, None]] = {}
+        self._extra_holders: dict[int, int] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that no request holds, with or without a hash."""
+        return len(self._free)
+
+    def longest_prefix(self, hashes: Sequence[int], limit: int) -> list[int]:
+        """Find a block for each of the leading hashes, at most `limit`. Reads only."""
+        found: list[int] = []
+        copies = self._copies
+        if not copies:
+            return found
+        for position in range(min(limit, len(hashes))):
+            copy = copies.get(hashes[position])
+            if copy is None:
+                break
+            found.append(copy if isinstance(copy, int) else next(iter(copy)))
+        return found
+
+    def unheld(self, blocks: Sequence[int]) -> int:
+        """Count those of `blocks` that sit in the free queue: to hold them costs free blocks too."""
+        free = self._free
+        return sum(block in free for block in blocks)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Add one holder to each block; a free one leaves the queue and keeps its hash."""
+        free, extra = self._free, self._extra_holders
+        for block in blocks:
+            if block in free:
+                del free[block]
+            else:
+                extra[block] = extra.get(block, 0) + 1
+
+    def take(self, count: int) -> list[int]:
+        """Take blocks from the head of the free queue; hashes they carried are reported removed.
+
+        Raises KeyError where fewer are free: the caller has to look first.
+        """
+        pop = self._free.popitem
+        blocks = [pop(False)[0] for _ in range(count)]
+        hash_of = self._hash_of
+        if hash_of:
+            gone = [(block, hash_of.pop(block)) for block in blocks if block in hash_of]
+            if gone:
+                self._forget(gone)
+        return blocks
+
+    def _forget(self, gone: list[tuple[int, int]]) -> None:
+        copies = self._copies
+        for block, name in gone:
+            copy = copies[name]
+            if isinstance(copy, int):
+                del copies[name]
+                continue
+            del copy[block]
+            if not copy:
+                del copies[name]
+        self.events.append(BlocksRemoved(tuple([name for _, name in gone])))
+
+    def store(self, blocks: Sequence[int], stored: BlocksStored) -> None:
+        """Name held blocks by the hashes of `stored`, in order, and report it."""
+        if not self._keeps_hashes:
+            return
+        copies, names = self._copies, stored.hashes
+        self._hash_of.update(zip(blocks, names, strict=True))
+        if copies.keys().isdisjoint(names):
+            copies.update(zip(names, blocks, strict=True))
+        else:
+            for block, name in zip(blocks, names, strict=True):
+                copy = copies.get(name)
+                if copy is None:
+                    copies[name] = block
+                elif isinstance(copy, int):
+                    copies[name] = {copy: None, block: None}
+                else:
+                    copy[block] = None
+        self.events.append(stored)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one holder from each of a request's blocks, given first to last."""
+        going = blocks[::-1]
+        extra = self._extra_holders
+        if extra and not extra.keys().isdisjoint(going):
+            going = self._drop_shared(going)
+        free, hash_of = self._free, self._hash_of
+        free.update(dict.fromkeys([block for block in going if block in hash_of]))
+        nameless = [block for block in going if block not in hash_of]
+        for block in reversed(nameless):
+            free[block] = None
+            free.move_to_end(block, last=False)
+
+    def _drop_shared(self, blocks: Sequence[int]) -> list[int]:
+        extra = self._extra_holders
+        alone: list[int] = []
+        for block in blocks:
+            holders = extra.get(block)
+            if holders is None:
+                alone.append(block)
+            elif holders == 1:
+                del extra[block]
+            else:
+                extra[block] = holders - 1
+        return alone
+
+    def clear(self) -> bool:
+        """Forget every hash, if no block is held; say whether that was done."""
+        if len(self._free) != self.size:
+            return False
+        self._hash_of.clear()
+        self._copies.clear()
+        self.events.append(CacheCleared())
+        return True
+
+    def take_events(self) -> list[CacheEvent]:
+        """Hand over what was reported since the last call."""
+        events, self.events = self.events, []
+        return events
+
+    def check(self) -> None:
+        """Assert that hashes and copies mirror each other and that only held blocks are shared."""
+        named = {
+            block: name
+            for name, copy in self._copies.items()
+            for block in ((copy,) if isinstance(copy, int) else copy)
+        }
+        assert named == self._hash_of
+        assert self._free.keys().isdisjoint(self._extra_holders)
+        assert all(holders > 0 for holders in self._extra_holders.values())
+        assert len(self._free) <= self.size

@@ -1,0 +1,290 @@
+"""One simulated engine over virtual time: the caller owns the clock and moves it.
+
+    engine = SimulatedEngine(settings, hardware, Random(7))
+    engine.submit(SimulatedRequest(id="a", prompt_tokens=900, output_tokens=20), now=0.0)
+    for output in engine.advance(until=10.0): ...   # what happened up to then, in order
+    engine.next_time()                              # when something may happen next; None: never
+
+Model. The engine's loop takes in what has arrived, schedules, runs the step, processes its output.
+With asynchronous scheduling two steps are in the queue: the next one is scheduled the moment the
+one before the running one has been processed. Either way an arrival during a step is seen only at
+that step's end. Aborts are taken in before a step's output, as in the engine. Cache events leave
+with the next processed step: with asynchronous scheduling that may be a step before their blocks
+are computed; on an idle engine nothing leaves.
+
+A stretch of steps in which every running request decodes, nothing arrives, no block is taken, named
+or released, is one `StepOutput` with many `ends`; every other step is its own.
+
+Source: vLLM 0.32 v1/engine/core.py, EngineCore.step, step_with_batch_queue; api delay as measured.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from leadsman_engines.simulated.blocks import CacheEvent
+from leadsman_engines.simulated.hardware import Hardware
+from leadsman_engines.simulated.scheduler import Processed, Scheduler, Step
+from leadsman_engines.simulated.sequences import SimulatedRequest, Tracked
+from leadsman_engines.simulated.settings import SimulatedSettings
+
+SHORTEST_STRETCH = 3
+"""Fewer equal steps than this are not worth looking for."""
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step, or a stretch of equal decode steps, brought.
+
+    ends: seconds at which the steps ended; at each, every id in `tokens` got one new token.
+    first: id → prompt tokens reused from the cache, for ids whose first token this is.
+    finished: id → "stop" or "length", for ids whose last token this is.
+    events: cache events that leave with this step, at `ends[-1]`; in order.
+    prefill_tokens: prompt tokens computed in it.
+    """
+
+    ends: tuple[float, ...]
+    tokens: tuple[str, ...]
+    first: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+    events: list[CacheEvent] = field(default_factory=list)
+    prefill_tokens: int = 0
+
+    @property
+    def ended_at(self) -> float:
+        """When its last step ended."""
+        return self.ends[-1]
+
+
+class SimulatedEngine:
+    """One engine. Times given to it must not go back; it draws chance from `rng` alone.
+
+    slowdown: factor on every step scheduled from now on (a throttled or shared accelerator).
+    """
+
+    __slots__ = ("_aborts", "_arrivals", "_depth", "_now", "_order", "_requests", "_steps",
+                 "hardware", "rng", "scheduler", "settings", "slowdown")  # fmt: skip
+
+    def __init__(self, settings: SimulatedSettings, hardware: Hardware, rng: Random) -> None:
+        self.settings = settings
+        self.hardware = hardware
+        self.rng = rng
+        self.slowdown = 1.0
+        self._depth = 2 if settings.async_scheduling else 1
+        self._now = 0.0
+        self._order = count()
+        self._forget_everything()
+
+    def _forget_everything(self) -> None:
+        self.scheduler = Scheduler(self.settings)
+        self._requests: dict[str, Tracked] = {}
+        self._arrivals: list[tuple[float, int, Tracked]] = []
+        self._aborts: list[Tracked] = []
+        self._steps: deque[Step] = deque()
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a sequence slot."""
+        return len(self.scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the scheduler has seen and not admitted."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that requests hold; cached blocks that none holds count as free."""
+        return 1 - self.scheduler.pool.free / self.settings.num_blocks
+
+    def submit(self, request: SimulatedRequest, now: float) -> None:
+        """Let a request arrive at the HTTP server at `now`.
+
+        Raises ValueError for a prompt that leaves no room for a token, for no output, and for an id
+        that is still in use.
+        """
+        self._check_clock(now)
+        if not 0 < request.prompt_tokens < self.settings.max_model_len:
+            raise ValueError(
+                f"prompt of {request.prompt_tokens} tokens, max_model_len is "
+                f"{self.settings.max_model_len}"
+            )
+        if request.output_tokens < 1 or request.max_tokens == 0:
+            raise ValueError("a request generates at least one token")
+        if request.id in self._requests:
+            raise ValueError(f"request id {request.id} is in use")
+        limit = self.settings.max_model_len
+        tracked = Tracked(request, arrival=now, max_model_len=limit)
+        delay = self.settings.api_delay + self.settings.api_delay_per_token * request.prompt_tokens
+        self._requests[request.id] = tracked
+        heappush(self._arrivals, (now + delay, next(self._order), tracked))
+
+    def abort(self, request_id: str, now: float) -> bool:
+        """Take a request back: at the end of the running step, at once on an idle engine.
+
+        Returns False where the id is unknown, or has finished. No output names it afterwards.
+        """
+        self._check_clock(now)
+        tracked = self._requests.pop(request_id, None)
+        if tracked is None:
+            return False
+        remaining = [arrival for arrival in self._arrivals if arrival[2] is not tracked]
+        if len(remaining) < len(self._arrivals):
+            self._arrivals = sorted(remaining)
+        elif self._steps:
+            self._aborts.append(tracked)
+        else:
+            self.scheduler.abort(tracked)
+        return True
+
+    def restart(self) -> list[str]:
+        """Lose every request and the cache, as a killed process does; return the ids lost."""
+        lost = list(self._requests)
+        self._forget_everything()
+        return lost
+
+    def reset_cache(self) -> bool:
+        """Forget the prefix cache; refused while any block is held. The event waits for a step."""
+        return self.scheduler.pool.clear()
+
+    def next_time(self) -> float | None:
+        """Say when the running step ends or, idle, the next arrival is seen; None if neither."""
+        if self._steps:
+            return self._steps[0].ends_at
+        if self._arrivals:
+            return max(self._arrivals[0][0], self._now)
+        return None
+
+    def advance(self, until: float) -> list[StepOutput]:
+        """Let time pass; return every step that ended up to and with `until`, in order."""
+        outputs: list[StepOutput] = []
+        while (moment := self.next_time()) is not None and moment <= until:
+            self._now = moment
+            if self._steps:
+                stretch = self._decode_stretch(until)
+                if stretch is not None:
+                    outputs.append(stretch)
+                    continue
+                outputs.append(self._finish_step())
+            self._take_arrivals()
+            self._fill()
+        self._now = max(self._now, until)
+        return outputs
+
+    def _check_clock(self, now: float) -> None:
+        if now < self._now:
+            raise ValueError(f"time goes back: {now} after {self._now}")
+
+    def _take_arrivals(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self._now:
+            self.scheduler.add(heappop(self._arrivals)[2])
+
+    def _fill(self) -> None:
+        """Schedule until the queue of steps is full or a step runs at its head."""
+        empty = 0
+        while True:
+            if self.scheduler.has_requests:
+                self._schedule()
+                if len(self._steps) < self._depth:
+                    continue
+            if not self._steps or self._steps[0].tokens:
+                return
+            self._steps.popleft()
+            empty += 1
+            assert empty < 8, "an idle engine cannot place its first request"
+
+    def _schedule(self) -> None:
+        step = self.scheduler.schedule()
+        begin = self._steps[-1].ends_at if self._steps else self._now
+        if step.tokens:
+            seconds = self.hardware.step_seconds(step.chunks, step.decode_contexts)
+            begin += self.slowdown * self.hardware.by_chance(seconds, self.rng)
+        step.ends_at = begin
+        self._steps.append(step)
+
+    def _finish_step(self) -> StepOutput:
+        """Process the step that ends now."""
+        for tracked in self._aborts:
+            if not tracked.done:
+                self.scheduler.abort(tracked)
+        self._aborts.clear()
+        step = self._steps.popleft()
+        result = self.scheduler.process(step)
+        for request_id in result.finished:
+            self._requests.pop(request_id, None)
+        return self._output(step, result)
+
+    def _output(self, step: Step, result: Processed) -> StepOutput:
+        return StepOutput(
+            ends=(step.ends_at,),
+            tokens=tuple(result.tokens),
+            first=result.first,
+            finished=dict(result.finished),
+            events=self.scheduler.pool.take_events(),
+            prefill_tokens=sum(tokens for tokens, _ in step.chunks),
+        )
+
+    def _decode_stretch(self, until: float) -> StepOutput | None:
+        """Run equal decode steps at once, up to the next one that changes more than counts."""
+        scheduler, steps = self.scheduler, self._steps
+        if scheduler.waiting or self._aborts or scheduler.pool.events:
+            return None
+        for step in steps:
+            if step.chunks or step.membership != scheduler.membership:
+                return None
+        running = scheduler.running
+        if len(steps) < self._depth or len(steps[-1].decode_contexts) != len(running):
+            return None
+        if self._arrivals:
+            until = min(until, self._arrivals[0][0])
+            if until <= steps[0].ends_at:
+                return None
+        longest = _equal_steps(running, self.settings)
+        if longest < SHORTEST_STRETCH:
+            return None
+        ends = self._run_stretch(longest, until)
+        for request in running:
+            request.tokens += len(ends)
+            request.computed += len(ends)
+            request.generated += len(ends)
+        for step in steps:
+            step.decode_contexts = [context + len(ends) for context in step.decode_contexts]
+        return StepOutput(ends=ends, tokens=tuple([request.request.id for request in running]))
+
+    def _run_stretch(self, longest: int, until: float) -> tuple[float, ...]:
+        """Time up to `longest` further steps that end before `until`, and the queue behind them."""
+        contexts = self._steps[-1].decode_contexts
+        total, size = sum(contexts), len(contexts)
+        sparse = self.hardware.selected_sum(contexts)
+        queue = deque(step.ends_at for step in self._steps)
+        ends: list[float] = []
+        while not ends or (len(ends) < longest and queue[0] < until):
+            ends.append(queue.popleft())
+            begin = queue[-1] if queue else ends[-1]
+            total += size
+            if sparse:
+                sparse = self.hardware.selected_sum([c + len(ends) for c in contexts])
+            seconds = self.hardware.decode_seconds(size, total, sparse)
+            queue.append(begin + self.slowdown * self.hardware.by_chance(seconds, self.rng))
+        for step, moment in zip(self._steps, queue, strict=True):
+            step.ends_at = moment
+        return tuple(ends)
+
+
+def _equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
+    """Count the steps before any request starts, takes or fills a block, or nears its end."""
+    fewest = block_size = settings.block_size
+    for request in running:
+        if not request.generated:
+            return 0
+        computed = request.computed
+        named = request.hashed if settings.enable_prefix_caching else computed // block_size
+        to_fill = (named + 1) * block_size - 1 - computed
+        to_take = len(request.blocks) * block_size - computed
+        to_end = request.target - request.generated - SHORTEST_STRETCH
+        fewest = min(fewest, to_fill, to_take, to_end)
+        if fewest < SHORTEST_STRETCH:
+            return 0
+    return fewest

@@ -1,0 +1,75 @@
+"""What enters a simulated engine, and what its scheduler keeps about each such request."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRequest:
+    """One request, as an engine's front end hands it to the scheduler.
+
+    prompt_hashes: one per full block of the prompt, each naming the whole prefix up to it.
+    output_tokens: how many tokens it will generate if nothing caps it (the model's own stop).
+    max_tokens: the caller's cap; None is max_model_len.
+    output_hash: index of a block (counted from the prompt's first) that holds generated tokens →
+        its hash; called once a block. None makes names that no other request shares.
+    priority: lower goes first, under the priority policy only.
+    """
+
+    id: str
+    prompt_tokens: int
+    prompt_hashes: Sequence[int] = ()
+    output_tokens: int
+    max_tokens: int | None = None
+    output_hash: Callable[[int], int] | None = None
+    session_id: str | None = None
+    priority: int = 0
+    reads_cache: bool = True
+
+
+class Tracked:
+    """A request in the scheduler. `tokens` are known ones; `computed` have or will have their KV.
+
+    placeholders: tokens that scheduled steps will have made, not known yet (async only).
+    in_flight, stale: tokens in steps not yet processed; stale ones were scheduled before a preemption.
+    """
+
+    __slots__ = ("arrival", "blocks", "cached", "computed", "done", "generated", "hashed", "hashes",
+                 "in_flight", "last_schedule", "placeholders", "preemptions", "prompt", "request",
+                 "running", "stale", "target", "tokens")  # fmt: skip
+
+    def __init__(self, request: SimulatedRequest, *, arrival: float, max_model_len: int) -> None:
+        room = max_model_len - request.prompt_tokens
+        cap = room if request.max_tokens is None else min(room, request.max_tokens)
+        self.request = request
+        self.arrival = arrival
+        self.prompt = request.prompt_tokens
+        self.tokens = request.prompt_tokens
+        self.target = min(request.output_tokens, cap)
+        self.last_schedule = request.prompt_tokens + cap
+        self.hashes = list(request.prompt_hashes)
+        self.blocks: list[int] = []
+        self.cached: int | None = None
+        self.generated = self.computed = self.hashed = 0
+        self.placeholders = self.in_flight = self.stale = self.preemptions = 0
+        self.running = self.done = False
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended: its own stop, or the cap."""
+        stopped = self.target < self.last_schedule - self.prompt
+        return "stop" if stopped else "length"
+
+    def hashes_up_to(self, blocks: int) -> list[int]:
+        """Name the leading full blocks, those with generated tokens too."""
+        known = self.hashes
+        while len(known) < blocks:
+            known.append(self._name(len(known)))
+        return known
+
+    def _name(self, block: int) -> int:
+        if self.request.output_hash is not None:
+            return self.request.output_hash(block)
+        digest = blake2b(f"{self.request.id}/{block}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big")
