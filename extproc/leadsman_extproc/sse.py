@@ -7,22 +7,23 @@ often carry no content (a role, an empty string, usage): the first *content* chu
 brings text, reasoning or a tool call. An overload told inside a 200 stream is a refusal, not an
 answer.
 
-Tokens: engines send one event per step, mostly of one token; where an event reports usage so far,
-that counts instead. Ignored: retry and id fields, and lone carriage returns as line ends, which no
-engine sends.
+Content events stand for tokens: engines send one a step, mostly of one token. Ignored: retry and
+id fields, and lone carriage returns as line ends, which no engine sends.
 
 Source: the HTML standard, Server-sent events; vLLM 0.33 entrypoints/{openai,anthropic};
 SGLang serving_chat.py, whose full queue is an error event in a 200 stream.
 """
 
-from dataclasses import dataclass, field
+import json
 from typing import Any, Final
 
 import msgspec
 from leadsman.units import Tokens
 
-JSON_CAP: Final = 16 * 2**20
-"""Bytes of an answer that is no stream, above which its usage is not read."""
+from leadsman_extproc.grants import Usage
+
+TAIL: Final = 65536
+"""Bytes kept of an answer that is no stream: its usage stands at its end."""
 
 _REFUSING_TYPES: Final = frozenset({"overloaded_error", "rate_limit_error"})
 _REFUSING_CODES: Final = frozenset({429, 503, 529})
@@ -32,7 +33,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _UsageReport(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
@@ -58,7 +59,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: _UsageReport | None = None
 
 
 class _Event(msgspec.Struct):
@@ -67,83 +68,82 @@ class _Event(msgspec.Struct):
     type: str | None = None
     choices: list[_Choice] = msgspec.field(default_factory=list)
     delta: _Delta | None = None
-    usage: _Usage | None = None
+    usage: _UsageReport | None = None
     message: _Message | str | None = None
     error: Any = None
     object: str | None = None
     code: Any = None
 
 
+_JSON: Final = json.JSONDecoder()
+_USAGE: Final = b'"usage":'
 _DECODE: Final = msgspec.json.Decoder(_Event).decode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamError:
-    """An error that the engine told inside a response."""
-
-    kind: str | None
-    message: str
-    code: int | None
-
-    @property
-    def refuses(self) -> bool:
-        """Whether the engine refused the request rather than failed at it."""
-        return self.kind in _REFUSING_TYPES or self.code in _REFUSING_CODES
-
-
-@dataclass(slots=True)
 class ResponseScan:
-    """What one response has shown so far. Give it each chunk, then `finish`.
+    """What one response has shown so far: give it the pieces of the body, in order.
 
-    is_stream: whether the response is an event stream (its content type says so).
-    has_content: the first content has come (never before the end where it is no stream).
-    content_events: events that brought content.
+    content_type: the response's; only an event stream shows its content as it comes.
+    content_events: events that brought content. unread_events: events that were no JSON.
     """
 
-    is_stream: bool
-    has_content: bool = False
-    content_events: int = 0
-    prompt_tokens: Tokens | None = None
-    cached_tokens: Tokens | None = None
-    completion_tokens: Tokens | None = None
-    is_done: bool = False
-    error: StreamError | None = None
-    unread_events: int = 0
-    _tail: bytearray = field(default_factory=bytearray)
-    _data: list[bytes] = field(default_factory=list)
+    __slots__ = (
+        "_data",
+        "_is_stream",
+        "_tail",
+        "_usage",
+        "content_events",
+        "error",
+        "is_done",
+        "refuses",
+        "unread_events",
+    )
+
+    def __init__(self, content_type: str) -> None:
+        self.content_events = 0
+        self.unread_events = 0
+        self.is_done = False
+        self.error: str | None = None
+        self.refuses = False
+        self._is_stream = content_type.startswith("text/event-stream")
+        self._tail = bytearray()
+        self._data: list[bytes] = []
+        self._usage = Usage()
 
     @property
-    def tokens_seen(self) -> Tokens:
-        """Output tokens that have come, as well as is known."""
-        return max(self.content_events, self.completion_tokens or 0)
+    def has_content(self) -> bool:
+        """Whether the first content has been seen."""
+        return self.content_events > 0
 
-    def feed(self, chunk: bytes) -> bool:
-        """Read the next bytes; say whether they brought content."""
-        if not self.is_stream:
-            if len(self._tail) <= JSON_CAP:
-                self._tail += chunk
-            return False
+    @property
+    def usage(self) -> Usage:
+        """What the engine has reported so far; of an answer that is no stream, its end tells."""
+        if not self._is_stream:
+            self._read_end()
+        return self._usage
+
+    def feed(self, piece: bytes) -> Tokens:
+        """Read the next bytes; return how many content events they completed."""
+        if not self._is_stream:
+            self._tail += piece
+            del self._tail[:-TAIL]
+            return 0
         before = self.content_events
-        first, *lines = chunk.split(b"\n")
+        first, *lines = piece.split(b"\n")
         self._tail += first
         if lines:
             self._line(bytes(self._tail))
             self._tail[:] = lines.pop()
             for line in lines:
                 self._line(line)
-        return self.content_events > before
+        return self.content_events - before
 
     def finish(self) -> None:
-        """Read what is left when the response has ended: an event without its blank line too."""
-        rest = bytes(self._tail)
-        self._tail.clear()
-        if self.is_stream:
-            self._line(rest)
+        """Take what a stream left behind without its blank line."""
+        if self._is_stream:
+            self._line(bytes(self._tail))
+            self._tail.clear()
             self._dispatch()
-        elif rest.strip() and len(rest) <= JSON_CAP:
-            self._event(rest)
-            self.is_done = True
-            self.has_content = self.has_content or self.error is None
 
     def _line(self, line: bytes) -> None:
         line = line.removesuffix(b"\r")
@@ -170,32 +170,42 @@ class ResponseScan:
             return
         if _brings_content(event):
             self.content_events += 1
-            self.has_content = True
         if event.usage is not None:
-            self._usage(event.usage)
+            self._report(event.usage)
+        if isinstance(event.message, _Message) and event.message.usage is not None:
+            self._report(event.message.usage)
         if event.error is not None or event.object == "error":
-            self.error = _error(event)
-        if event.type is not None:
-            self._anthropic(event)
+            self.error, self.refuses = _error(event)
+        self.is_done = self.is_done or event.type == "message_stop"
 
-    def _anthropic(self, event: _Event) -> None:
-        if event.type == "message_stop":
-            self.is_done = True
-        elif isinstance(event.message, _Message) and event.message.usage is not None:
-            self._usage(event.message.usage)
+    def _read_end(self) -> None:
+        """Find the usage in the end of a JSON answer, whose beginning may not have been kept.
 
-    def _usage(self, usage: _Usage) -> None:
+        A quote inside a text is escaped, so the search never finds a text that speaks of usage.
+        """
+        at = self._tail.rfind(_USAGE)
+        if at < 0:
+            return
+        try:
+            told, _ = _JSON.raw_decode(self._tail[at + len(_USAGE) :].decode().lstrip())
+            self._report(msgspec.convert(told, _UsageReport))
+        except (ValueError, msgspec.ValidationError):
+            self.unread_events += 1
+
+    def _report(self, told: _UsageReport) -> None:
         """Take a report of usage; a later one overrides, and what it leaves out stays."""
-        details = usage.prompt_tokens_details
-        cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
-        prompt = usage.prompt_tokens
-        if prompt is None and usage.input_tokens is not None:
-            prompt = usage.input_tokens + (cached or 0) + (usage.cache_creation_input_tokens or 0)
-        completion = usage.completion_tokens
-        completion = usage.output_tokens if completion is None else completion
-        self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
-        self.cached_tokens = self.cached_tokens if cached is None else cached
-        self.completion_tokens = self.completion_tokens if completion is None else completion
+        details = told.prompt_tokens_details
+        cached = told.cache_read_input_tokens if details is None else details.cached_tokens
+        prompt = told.prompt_tokens
+        if prompt is None and told.input_tokens is not None:
+            prompt = told.input_tokens + (cached or 0) + (told.cache_creation_input_tokens or 0)
+        output = told.completion_tokens if told.output_tokens is None else told.output_tokens
+        before = self._usage
+        self._usage = Usage(
+            prompt_tokens=before.prompt_tokens if prompt is None else prompt,
+            completion_tokens=before.completion_tokens if output is None else output,
+            cached_tokens=before.cached_tokens if cached is None else cached,
+        )
 
 
 def _brings_content(event: _Event) -> bool:
@@ -217,12 +227,10 @@ def _says(delta: _Delta) -> bool:
     )
 
 
-def _error(event: _Event) -> StreamError:
+def _error(event: _Event) -> tuple[str, bool]:
+    """Read what an error event says, and whether it refuses for want of room."""
     told = event.error if isinstance(event.error, dict) else {}
     message = told.get("message", event.error if isinstance(event.error, str) else event.message)
     kind, code = told.get("type", event.type), told.get("code", event.code)
-    return StreamError(
-        kind=kind if isinstance(kind, str) else None,
-        message=message if isinstance(message, str) else "",
-        code=code if isinstance(code, int) else None,
-    )
+    refuses = kind in _REFUSING_TYPES or code in _REFUSING_CODES
+    return (message if isinstance(message, str) and message else "error"), refuses
