@@ -1,0 +1,89 @@
+"""What the picker counts, and its page for Prometheus.
+
+The request path adds to plain integers (0.1 us); the page is rendered from them when it is asked
+for. A prediction counts as graded once its first token was seen.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from leadsman.units import Seconds
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plain counts, each by the label that its name says.
+
+    fallbacks: by cause, `deadline` or `error`. within: by limit, of `graded` predictions.
+    """
+
+    decisions: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    rejects: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    within: Counter[str] = field(default_factory=Counter)
+    graded: int = 0
+    journal_dropped: int = 0
+
+    def grade(self, predicted: Seconds, actual: Seconds) -> None:
+        """Count how far a predicted TTFT was from the real one."""
+        off = abs(predicted - actual)
+        self.graded += 1
+        self.within["1s"] += off <= 1.0
+        self.within["10s"] += off <= 10.0
+        self.within["relative"] += off <= max(0.1, 0.15 * actual)
+
+
+_BY_LABEL = (
+    ("decisions", "kind", "Requests by what was decided: admitted, refused, passed, rejected."),
+    ("refusals", "reason", "Refused requests by reason."),
+    ("rejects", "status", "Requests that could not be read, by status."),
+    ("fallbacks", "cause", "Requests sent to the least loaded worker for want of a decision."),
+    ("outcomes", "outcome", "Granted requests by how they ended."),
+    ("errors", "where", "Errors of our own, by where they were caught."),
+    ("within", "limit", "Graded predictions within a limit of the real time to first token."),
+)
+_PLAIN = (
+    ("graded", "Predictions whose first token was seen."),
+    ("journal_dropped", "Journal lines dropped because the disk was too slow."),
+)
+
+
+class Page(Collector):
+    """Renders the counts when Prometheus asks."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Yield every count as a counter family."""
+        for name, label, text in _BY_LABEL:
+            family = CounterMetricFamily(f"leadsman_{name}", text, labels=[label])
+            by_label: Counter[str] = getattr(self._counts, name)
+            for value, count in by_label.items():
+                family.add_metric([value], count)
+            yield family
+        for name, text in _PLAIN:
+            yield CounterMetricFamily(f"leadsman_{name}", text, value=getattr(self._counts, name))
+
+
+class MetricsServer:
+    """Serves the page until closed; `port` is the one it got."""
+
+    def __init__(self, counts: Counts, port: int) -> None:
+        registry = CollectorRegistry()
+        registry.register(Page(counts))
+        self._server, self._thread = start_http_server(port, registry=registry)
+        self.port = int(self._server.server_port)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,220 @@
+"""From a whole request to a verdict: read it, decide, and fall back where that fails.
+
+Reading may wait for an engine's tokenizer, so there is a deadline of our own: full duplex has none
+in Envoy, and a hung picker hangs the client. Past it, or where reading or deciding failed, the
+request goes to the least loaded worker, is counted, and is never refused: what we could not price
+we do not turn away. Only where no worker is eligible is the answer 503, always.
+
+The grant of a fallback is an estimate of four bytes a token, without keys.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, TypeAlias, assert_never
+
+from leadsman.prediction import Admitted, Reason, Refused
+from leadsman.records import WorkerSeen
+from leadsman.request import Request
+from leadsman.units import RequestId, Seconds
+
+from leadsman_extproc.bodies import api_of
+from leadsman_extproc.body import Api, BadRequest, NotForUs
+from leadsman_extproc.gather import Asked
+from leadsman_extproc.grants import Grant, Grants, granted
+from leadsman_extproc.metrics import Counts
+from leadsman_extproc.ports import (
+    Arrival,
+    BudgetFor,
+    Keeps,
+    Picker,
+    ReadRequest,
+    Reads,
+)
+from leadsman_extproc.refusals import Reply, bad_request, refusal, too_large
+from leadsman_extproc.settings import Settings
+from leadsman_extproc.workers import Workers
+
+REQUEST_ID = "x-request-id"
+SESSION_ID = "x-session-id"
+DP_RANK = "x-data-parallel-rank"
+BYTES_PER_TOKEN = 4
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SendOn:
+    """Send the request to the grant's endpoint, with these headers set."""
+
+    grant: Grant
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """Send the request to this endpoint; it is not ours to watch."""
+
+    endpoint: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer the client now."""
+
+    reply: Reply
+
+
+Verdict: TypeAlias = SendOn | PassOn | Answer
+
+
+@dataclass(slots=True, kw_only=True)
+class Picking:
+    """Finds the verdict on each request."""
+
+    reads: Reads
+    picker: Picker
+    budget_for: BudgetFor
+    keeps: Keeps
+    grants: Grants
+    workers: Workers
+    settings: Settings
+    counts: Counts = field(default_factory=Counts)
+    clock: Callable[[], Seconds]
+    rng: Random = field(default_factory=Random)
+
+    async def verdict(self, asked: Asked) -> Verdict:
+        """Read and decide one request; the verdict's grant is open when this returns."""
+        request_id = self._identify(asked.headers)
+        if asked.body is None:
+            cap = self.settings.max_body
+            return self._reject(too_large(api_of(asked.headers.get(":path", "")), cap), request_id)
+        arrival = Arrival(
+            id=request_id,
+            headers=asked.headers,
+            body=asked.body,
+            at=self.clock(),
+            subset=asked.subset,
+        )
+        match await self._read(arrival):
+            case NotForUs():
+                return self._pass(arrival)
+            case BadRequest() as bad:
+                return self._reject(bad, arrival.id)
+            case ReadRequest() as read:
+                return self._decide(read, arrival)
+            case "deadline" | "error" as cause:
+                return self._fall_back(self._estimate(arrival), arrival, cause)
+            case other:
+                assert_never(other)
+
+    async def _read(
+        self, arrival: Arrival
+    ) -> ReadRequest | NotForUs | BadRequest | Literal["deadline", "error"]:
+        if not arrival.body:
+            return NotForUs(why="no body")
+        try:
+            async with asyncio.timeout(self.settings.decision_deadline):
+                return await self.reads.read(arrival)
+        except TimeoutError:
+            return "deadline"
+        except Exception:
+            LOG.exception("reading a request failed", extra={"request": arrival.id})
+            self.counts.errors["read"] += 1
+            return "error"
+
+    def _decide(self, read: ReadRequest, arrival: Arrival) -> Verdict:
+        request, now = read.request, self.clock()
+        try:
+            decision = self.picker.decide(request, self.budget_for(request), now, self.rng)
+        except Exception:
+            LOG.exception("deciding on a request failed", extra={"request": request.id})
+            self.counts.errors["decide"] += 1
+            return self._fall_back(request, arrival, "error")
+        self.keeps.decided(request, decision, now)
+        match decision:
+            case Admitted():
+                return self._send(request, decision, arrival)
+            case Refused():
+                return self._refuse(decision, read.api)
+            case other:
+                assert_never(other)
+
+    def _send(self, request: Request, admitted: Admitted, arrival: Arrival) -> SendOn:
+        self.counts.decisions["admitted"] += 1
+        grant = self.grants.open(request, admitted, self.clock())
+        return SendOn(grant, self._headers(arrival, self.workers.of(admitted.worker)))
+
+    def _refuse(self, refused: Refused, api: Api) -> Answer:
+        self.counts.decisions["refused"] += 1
+        self.counts.refusals[refused.reason] += 1
+        return Answer(refusal(refused, api))
+
+    def _reject(self, bad: BadRequest, request: RequestId) -> Answer:
+        self.counts.decisions["rejected"] += 1
+        self.counts.rejects[str(bad.status)] += 1
+        return Answer(bad_request(bad, request))
+
+    def _pass(self, arrival: Arrival) -> Verdict:
+        chosen = self._least_loaded(arrival)
+        if chosen is None:
+            return self._nowhere(arrival)
+        self.counts.decisions["passed"] += 1
+        return PassOn(chosen.endpoint, self._headers(arrival, None))
+
+    def _fall_back(self, request: Request, arrival: Arrival, cause: str) -> Verdict:
+        self.counts.fallbacks[cause] += 1
+        chosen = self._least_loaded(arrival)
+        if chosen is None:
+            return self._nowhere(arrival)
+        admitted = Admitted(
+            request=request.id,
+            worker=chosen.worker,
+            endpoint=chosen.endpoint,
+            prediction=None,
+            because="least_loaded",
+        )
+        self.keeps.decided(request, admitted, self.clock())
+        verdict = self._send(request, admitted, arrival)
+        now = verdict.grant.sent_at
+        self.grants.emit(granted(verdict.grant, chosen.settings.block_size, now))
+        return verdict
+
+    def _least_loaded(self, arrival: Arrival) -> WorkerSeen | None:
+        return self.workers.least_loaded(arrival.subset, self.grants.in_flight, self.rng)
+
+    def _nowhere(self, arrival: Arrival) -> Answer:
+        refused = Refused(
+            request=arrival.id,
+            reason=Reason.NO_ENDPOINT,
+            status=503,
+            retry_after=1.0 + self.rng.random(),
+            should_retry=True,
+        )
+        return self._refuse(refused, api_of(arrival.path))
+
+    def _identify(self, headers: Mapping[str, str]) -> RequestId:
+        """Take the gateway's id; make one where there is none or another request has it."""
+        given = RequestId(headers.get(REQUEST_ID, ""))
+        return given if given and given not in self.grants else RequestId(str(uuid.uuid4()))
+
+    def _headers(self, arrival: Arrival, worker: WorkerSeen | None) -> Mapping[str, str]:
+        headers: dict[str, str] = {SESSION_ID: arrival.id}
+        if arrival.headers.get(REQUEST_ID) != arrival.id:
+            headers[REQUEST_ID] = arrival.id
+        if worker is not None and worker.dp_rank is not None:
+            headers[DP_RANK] = str(worker.dp_rank)
+        return headers
+
+    def _estimate(self, arrival: Arrival) -> Request:
+        return Request(
+            id=arrival.id,
+            model="",
+            prompt_tokens=max(1, len(arrival.body) // BYTES_PER_TOKEN),
+            arrived_at=arrival.at,
+            tokens_are_exact=False,
+            endpoints=arrival.subset,
+        )

@@ -1,0 +1,85 @@
+"""What the picker needs of others, as the narrowest shapes that will do.
+
+`Picker` is the core's Fleet, `Reads` reads bodies, `Keeps` keeps what was decided. The picking
+knows only these, so it can be tested with a few scripted lines.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeAlias
+
+from leadsman.prediction import Decision
+from leadsman.records import Record
+from leadsman.request import Request
+from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+
+from leadsman_extproc.body import Api, BadRequest, NotForUs
+from leadsman_extproc.grants import Grant
+
+Budget: TypeAlias = object
+BudgetFor: TypeAlias = Callable[[Request], Budget]
+
+
+class Picker(Protocol):
+    """Decides where a request goes, and reserves its work there."""
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in a record of fleet state."""
+        ...
+
+    def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
+        """Admit the request on one worker, or refuse it."""
+        ...
+
+    def block_sizes(self, model: str) -> tuple[Tokens, ...]:
+        """Say which block sizes the workers of a model have."""
+        ...
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A whole request as it came. `headers` has lower-case names, `:method` and `:path` too."""
+
+    id: RequestId
+    headers: Mapping[str, str]
+    body: bytes
+    at: Seconds
+    subset: frozenset[str] | None = None
+
+    @property
+    def path(self) -> str:
+        """The path with its query."""
+        return self.headers.get(":path", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequest:
+    """A request that can be priced, and whose API's words its refusal needs."""
+
+    request: Request
+    api: Api
+
+
+class Reads(Protocol):
+    """Reads a body: tokens, block keys, wishes."""
+
+    async def read(self, arrival: Arrival) -> ReadRequest | NotForUs | BadRequest:
+        """Read one request; may wait for an engine's tokenizer."""
+        ...
+
+
+class Keeps(Protocol):
+    """Keeps decisions and their outcomes, off the request path."""
+
+    def decided(self, request: Request, decision: Decision, now: Seconds) -> None:
+        """Keep a decision with all its inputs."""
+        ...
+
+    def ended(self, grant: Grant) -> None:
+        """Keep how a granted request ended."""
+        ...

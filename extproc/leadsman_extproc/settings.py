@@ -1,0 +1,38 @@
+"""What a picker's operator sets; every default is what its comment measured."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from leadsman.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """PEM files of the certificate that gateways are served with; they do not verify it."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the picker serves.
+
+    listen: `host:port` of ext_proc, access log and health; port 0 takes a free one.
+    health: `host:port` of health alone, in plain text: a kubelet probes without TLS.
+    max_body: bytes of a request body above which it is refused with 413.
+    decision_deadline: for reading and deciding; must stay below Envoy's message_timeout.
+    ends_early: end streams after the first token where that is safe; needs the access log.
+        False on agentgateway, which answers 500 (agentgateway#3436).
+    journal: folder of decisions.jsonl and outcomes.jsonl.
+    """
+
+    listen: str = "0.0.0.0:9002"
+    health: str | None = None
+    tls: Tls | None = None
+    max_body: int = 32 * 1024 * 1024
+    decision_deadline: Seconds = 1.0
+    ends_early: bool = True
+    drain: Seconds = 30.0
+    metrics_port: int | None = None
+    journal: Path | None = None
