@@ -1,0 +1,121 @@
+"""One worker's KV blocks in the order in which the engine will give them up.
+
+The index knows *what* is cached; what a request will find when it is admitted depends on the order
+too. Blocks of running requests are pinned. When a request ends, its blocks join the tail of the
+free queue, deepest first; new tokens take free blocks that hold nothing first, then the queue's
+head, whose content is thereby lost. So the longest prefix that is still there after the requests
+ahead have taken their blocks is found without simulating a single block: a block is lost if fewer
+than so many stand before it in the queue.
+
+Residency follows the engine's events where they are live. `follows_events` is False where there
+are none: then the pool stores and evicts what the replay says, which is as good as its sight.
+A prefix's blocks leave from its end, so residency is searched by bisection.
+Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+from leadsman.units import BlockKey, Blocks
+
+
+class Pool:
+    """Resident blocks of one worker: pinned by running requests, or free but not yet reused.
+
+    `pins` counts the running requests that hold a key; `free` maps a key to its stamp, in the
+    order of the free queue: a smaller stamp is lost sooner.
+    """
+
+    def __init__(self) -> None:
+        self.pins: dict[BlockKey, int] = {}
+        self.free: dict[BlockKey, int] = {}
+        self._stamp = 0
+
+    def __len__(self) -> int:
+        return len(self.pins) + len(self.free)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self.pins or key in self.free
+
+    def clear(self) -> None:
+        """Forget what is cached; blocks of running requests are still theirs, but not findable."""
+        self.pins.clear()
+        self.free.clear()
+
+    def depth(self, keys: Sequence[BlockKey], most: Blocks, cutoff: int = 0) -> Blocks:
+        """Count the leading blocks, at most `most`, that are there and outlive `cutoff`."""
+        pins, free = self.pins, self.free
+        return _bisect(most, lambda i: keys[i] in pins or free.get(keys[i], -1) >= cutoff)
+
+    def pinned(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
+        """Count the leading blocks, at most `most`, that running requests hold."""
+        pins = self.pins
+        return _bisect(most, lambda i: keys[i] in pins)
+
+    def cutoff(self, lost: Blocks) -> int:
+        """Return the stamp below which everything is gone once `lost` cached blocks were reused."""
+        if lost <= 0:
+            return 0
+        stamp = next(islice(self.free.values(), lost, lost + 1), None)
+        return self._stamp + 1 if stamp is None else stamp
+
+    def pin(self, keys: Iterable[BlockKey]) -> None:
+        """Let one more running request hold these blocks."""
+        pins, free = self.pins, self.free
+        for key in keys:
+            free.pop(key, None)
+            pins[key] = pins.get(key, 0) + 1
+
+    def unpin(self, keys: Sequence[BlockKey]) -> None:
+        """A request that held these ends: what nobody else holds joins the queue, deepest first."""
+        pins, free, stamp = self.pins, self.free, self._stamp
+        for key in reversed(keys):
+            held = pins.get(key, 0)
+            if held > 1:
+                pins[key] = held - 1
+            elif held:
+                del pins[key]
+                stamp += 1
+                free[key] = stamp
+        self._stamp = stamp
+
+    def keep(self, keys: Iterable[BlockKey]) -> None:
+        """Blocks that were stored by nobody known: they are there, and lost last."""
+        for key in keys:
+            if key not in self.pins:
+                self.free.pop(key, None)
+                self._stamp += 1
+                self.free[key] = self._stamp
+
+    def remove(self, keys: Iterable[BlockKey]) -> None:
+        """The engine says that these are gone: a copy that is still pinned is another one."""
+        for key in keys:
+            self.free.pop(key, None)
+
+    def evict(self, lost: Blocks) -> None:
+        """Give up the head of the queue, where no event tells."""
+        for key in list(islice(self.free, lost)):
+            del self.free[key]
+
+    def check(self) -> None:
+        """Assert what must hold: no key both pinned and free, stamps rise along the queue."""
+        assert not self.pins.keys() & self.free.keys()
+        stamps = list(self.free.values())
+        assert stamps == sorted(set(stamps))
+        assert all(count > 0 for count in self.pins.values())
+
+
+def _bisect(most: Blocks, holds: Callable[[int], bool]) -> Blocks:
+    """Count how many of 0, 1, … `most` - 1 hold, where none holds after the first that does not."""
+    if most <= 0 or not holds(0):
+        return 0
+    if holds(most - 1):
+        return most
+    low, high = 0, most - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return high

@@ -1,0 +1,475 @@
+"""Replays how vLLM V1 hands out its per-step token budget.
+
+One `Replay` is the state of one engine scheduler: who runs, who waits, how many KV blocks are
+free. `step` runs one engine step as the engine would; `skip` runs many equal ones at once, so
+that a million-token prompt costs no more than a short one. All decoding sequences move in
+lockstep, one token a step, so they are kept as sums: their number, their context, and the step
+(`tick`) at which each will end.
+
+Running sequences take their tokens first, in the order of admission; then waiting ones are
+admitted from the head of the queue, which blocks behind its first member that does not fit.
+A sequence holds its slot until its last step is processed; with async scheduling one step longer,
+and an arrival is seen one step later, because step N+1 is scheduled before step N's output is in.
+
+What a sequence finds cached is asked at the moment of its admission, through `Lookup`.
+Ignored here: encoder budgets, LoRA slots, spec decode, connectors.
+Source: vLLM 0.32 v1/core/sched/scheduler.py, Scheduler.schedule and update_from_output.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple, TypeAlias
+
+from leadsman.engine import EngineSettings
+from leadsman.steptime import StepFeatures
+from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
+
+
+class Seq:
+    """One request inside an engine: what the scheduler knows of it."""
+
+    __slots__ = (
+        "arrival", "base", "blocks", "cached", "computed", "due", "expected", "generated", "id",
+        "keys", "kin", "limit", "order", "priority", "prompt", "reads_cache", "shared",
+        "visible_at",
+    )  # fmt: skip
+
+    def __init__(self, request: RequestId, prompt: Tokens, visible_at: Seconds) -> None:
+        self.id = request
+        self.prompt = prompt
+        self.visible_at = visible_at
+        self.priority = 0
+        self.arrival = 0
+        self.limit: Tokens | None = None
+        self.expected: Tokens = 1
+        self.computed: Tokens = 0
+        self.generated: Tokens = 0
+        self.base = 0
+        self.order = 0
+        self.cached: Tokens | None = None
+        self.blocks: Blocks = 0
+        self.shared: Blocks = 0
+        self.due = 0
+        self.keys: list[BlockKey] = []
+        self.kin: list[tuple[RequestId, Blocks]] = []
+        self.reads_cache = True
+
+    def copy(self) -> "Seq":
+        """Copy everything; a fork may then move it."""
+        twin = Seq.__new__(Seq)
+        for name in Seq.__slots__:
+            setattr(twin, name, getattr(self, name))
+        return twin
+
+    @property
+    def target(self) -> Tokens:
+        """Tokens to compute before the next output token: the prompt, and what it had said."""
+        return self.prompt + self.generated
+
+
+class Hit(NamedTuple):
+    """What a lookup finds: `tokens` reusable, `pinned` of their blocks held by others already."""
+
+    tokens: Tokens
+    pinned: Blocks
+
+
+Lookup: TypeAlias = Callable[[Seq], Hit]
+
+
+Chunk: TypeAlias = tuple[Seq, Tokens]
+
+
+class Step(NamedTuple):
+    """What `repeats` equal engine steps did."""
+
+    features: StepFeatures
+    chunks: list[Chunk]
+    finals: list[Seq]
+    admitted: list[Seq]
+    repeats: int
+
+
+class Replay:
+    """One engine scheduler. `believes` says whether expected ends count, or only certain ones.
+
+    `taken` counts the blocks that new tokens have been given, ever: by it a caller knows how far
+    eviction has come. A fork shares the sequences that it does not move; `entered` are those it did.
+    """
+
+    __slots__ = (
+        "_expectations", "_limits", "_lingering", "_orders", "_seen_until", "believes", "clock",
+        "context", "decoding", "entered", "free", "phases", "prefilling", "settings", "taken", "tick",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.believes = False
+        self.clock: Seconds = 0.0
+        self.tick = 0
+        self.prefilling: list[Seq] = []
+        self.decoding: dict[RequestId, Seq] = {}
+        self.waiting: deque[Seq] = deque()
+        self.entered: dict[RequestId, Seq] = {}
+        self.context: Tokens = 0
+        self.free: Blocks = settings.num_blocks
+        self.taken: Blocks = 0
+        self.phases: dict[int, int] = {}
+        self._limits: list[tuple[int, RequestId]] = []
+        self._expectations: list[tuple[int, RequestId]] = []
+        self._lingering: list[Blocks] = []
+        self._orders = 0
+        self._seen_until: Seconds | None = None
+
+    def fork(self) -> "Replay":
+        """Copy the state so that it can be run into the future; expected ends count there."""
+        twin = Replay.__new__(Replay)
+        twin.settings, twin.believes = self.settings, True
+        twin.clock, twin.tick = self.clock, self.tick
+        twin.prefilling = [seq.copy() for seq in self.prefilling]
+        twin.decoding = self.decoding.copy()
+        twin.entered = {seq.id: seq for seq in twin.prefilling}
+        twin.waiting = self.waiting.copy()
+        twin._limits = self._limits.copy()
+        twin._expectations = self._expectations.copy()
+        twin.context, twin.free, twin.taken = self.context, self.free, self.taken
+        twin.phases = self.phases.copy()
+        twin._lingering = self._lingering.copy()
+        twin._orders, twin._seen_until = self._orders, self._seen_until
+        return twin
+
+    @property
+    def has_work(self) -> bool:
+        """Something runs, or holds its slot for one step more."""
+        return bool(self.prefilling or self.decoding or self._lingering)
+
+    @property
+    def slots_used(self) -> int:
+        """Sequences that hold one of `max_num_seqs`."""
+        return len(self.prefilling) + len(self.decoding) + len(self._lingering)
+
+    def generated(self, seq: Seq) -> Tokens:
+        """Output tokens that a sequence has by now."""
+        return seq.generated + (self.tick - seq.base if seq.id in self.decoding else 0)
+
+    # -- what comes from outside ---------------------------------------------------------------
+
+    def add(self, seq: Seq) -> None:
+        """Queue a request: behind all others, or by priority where the engine orders so."""
+        self.waiting.append(seq)
+        if self.settings.policy == "priority":
+            self.waiting = deque(sorted(self.waiting, key=lambda s: (s.priority, s.arrival)))
+
+    def drop(self, seq: Seq) -> None:
+        """Take a request out, wherever it is: it ended or was aborted."""
+        if seq.id in self.decoding:
+            self.free += self._leave_decoding(seq)
+        elif seq in self.prefilling:
+            self.prefilling.remove(seq)
+            self.free += seq.blocks - seq.shared
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+
+    def wake(self, at: Seconds) -> None:
+        """Begin a busy stretch: the engine was idle until `at`."""
+        self.clock, self._seen_until = at, None
+
+    def ran(self, step: Step, until: Seconds) -> None:
+        """`step` ended at `until`: the next one starts there."""
+        start = self.clock
+        self.clock = until
+        self._seen_until = until - (until - start) / step.repeats
+
+    def place(self, seq: Seq, computed: Tokens) -> None:
+        """Put a sequence where it was seen to be: `computed` tokens done, whatever was believed."""
+        self.drop(seq)
+        self._orders += 1
+        seq.order, seq.generated = self._orders, 0
+        seq.computed = min(computed, seq.prompt)
+        seq.blocks, seq.shared = self._blocks(seq.computed), 0
+        self.free -= seq.blocks
+        if computed < seq.prompt:
+            self.prefilling.append(seq)
+        else:
+            seq.generated = 1 + computed - seq.prompt
+            self._start_decoding(seq)
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def step(self, lookup: Lookup) -> Step:
+        """Schedule one step that starts at `clock`, and process its output; `ran` moves the clock.
+
+        The step has no work where nothing runs and nobody who waits is visible yet.
+        """
+        chunks: list[Chunk] = []
+        left = self._schedule_running(chunks)
+        decodes, context = len(self.decoding), self.context
+        admitted: list[Seq] = []
+        if left > 0 and self.waiting:
+            self._admit(left, chunks, admitted, lookup)
+        self.free += sum(self._lingering)
+        self._lingering.clear()
+        prefill, attention = 0, 0.0
+        for seq, n in chunks:
+            prefill += n
+            attention += n * (seq.computed - 0.5 * n)
+        finals = self._process(chunks)
+        busy = 1 if prefill or decodes else 0
+        features = StepFeatures(busy, prefill, attention, decodes, context, len(finals))
+        return Step(features, chunks, finals, admitted, 1)
+
+    def _schedule_running(self, chunks: list[Chunk]) -> Tokens:
+        self._grow_decoding()
+        left = self.settings.max_num_batched_tokens - len(self.decoding)
+        threshold = self._threshold()
+        for seq in self.prefilling.copy():
+            n = min(seq.target - seq.computed, left)
+            if threshold is not None:
+                n = min(n, threshold)
+            if n <= 0 or not self._make_room(seq, n):
+                continue
+            chunks.append((seq, n))
+            left -= n
+        return left
+
+    def _make_room(self, seq: Seq, n: Tokens) -> bool:
+        """Allocate for `n` more tokens, preempting from the end; False if `seq` itself had to go."""
+        if seq not in self.prefilling:
+            return False
+        more = self._blocks(seq.computed + n) - seq.blocks
+        while self.free < more:
+            if self._preempt() is seq:
+                return False
+        seq.computed += n
+        seq.blocks += more
+        self.free -= more
+        self.taken += more
+        return True
+
+    def _admit(
+        self, left: Tokens, chunks: list[Chunk], admitted: list[Seq], lookup: Lookup
+    ) -> None:
+        settings = self.settings
+        threshold = self._threshold()
+        visible = self.clock
+        if settings.async_scheduling and self._seen_until is not None:
+            visible = self._seen_until
+        slots = settings.max_num_seqs - self.slots_used
+        while self.waiting and left > 0 and slots > 0:
+            seq = self.waiting[0]
+            if seq.visible_at > visible:
+                break
+            hit = lookup(seq)
+            n = seq.target - hit.tokens
+            if threshold is not None:
+                n = min(n, threshold)
+            if (n > left and not settings.enable_chunked_prefill) or not self._may_enter(
+                seq, hit, min(n, left)
+            ):
+                break
+            self.waiting.popleft()
+            seq = seq.copy() if self.believes else seq
+            self._enter(seq, hit, min(n, left))
+            chunks.append((seq, min(n, left)))
+            admitted.append(seq)
+            left -= min(n, left)
+            slots -= 1
+
+    def _may_enter(self, seq: Seq, hit: Hit, n: Tokens) -> bool:
+        settings = self.settings
+        reach = seq.target if settings.reserve_full_isl else hit.tokens + n
+        spare = int(settings.watermark * settings.num_blocks) if self.slots_used else 0
+        return self._blocks(reach) - hit.pinned + spare <= self.free
+
+    def _enter(self, seq: Seq, hit: Hit, n: Tokens) -> None:
+        seq.computed = hit.tokens + n
+        if seq.cached is None:
+            seq.cached = hit.tokens
+        seq.blocks, seq.shared = self._blocks(seq.computed), hit.pinned
+        self.free -= seq.blocks - seq.shared
+        self.taken += seq.blocks - hit.tokens // self.settings.block_size
+        self._orders += 1
+        seq.order = self._orders
+        self.prefilling.append(seq)
+        if self.believes:
+            self.entered[seq.id] = seq
+
+    def _process(self, chunks: list[Chunk]) -> list[Seq]:
+        self.tick += 1
+        self.context += len(self.decoding)
+        self._end_decodes()
+        finals = []
+        for seq, _ in chunks:
+            if seq.computed >= seq.target and seq in self.prefilling:
+                finals.append(seq)
+                self.prefilling.remove(seq)
+                seq.generated += 1
+                self._start_decoding(seq)
+        return finals
+
+    # -- many equal steps ----------------------------------------------------------------------
+
+    def skip(self, last: Step, longest: int) -> Step | None:
+        """Repeat `last` as often as nothing changes, at most `longest` times, in closed form.
+
+        None where the next step is not like the last one. Arrivals are the caller's: it passes a
+        `longest` that none becomes visible in.
+        """
+        if last.finals or last.admitted or self._lingering or longest < 1:
+            return None
+        if len(self.decoding) != last.features.decodes or len(self.prefilling) > len(last.chunks):
+            return None
+        m = min(longest, self._next_end() - self.tick - 1)
+        for seq, n in last.chunks:
+            m = min(m, (seq.target - seq.computed - 1) // n)
+        if m < 1 or not self._fits(last, m):
+            return None
+        return self._repeat(last, m)
+
+    def _repeat(self, last: Step, m: int) -> Step:
+        decodes = len(self.decoding)
+        attention = 0.0
+        for seq, n in last.chunks:
+            attention += n * m * (seq.computed + 0.5 * n * m)
+            seq.computed += n * m
+            more = self._blocks(seq.computed) - seq.blocks
+            seq.blocks += more
+            self.free -= more
+            self.taken += more
+        context = m * self.context + decodes * (m * (m - 1) // 2)
+        more = self._growth(m)
+        self.free -= more
+        self.taken += more
+        self.context += decodes * m
+        self.tick += m
+        prefill = m * last.features.prefill
+        features = StepFeatures(m, prefill, attention, m * decodes, context, 0)
+        return Step(features, last.chunks, [], [], m)
+
+    def _fits(self, last: Step, m: int) -> bool:
+        more = self._growth(m)
+        for seq, n in last.chunks:
+            more += self._blocks(seq.computed + n * m) - seq.blocks
+        return more <= self.free
+
+    # -- blocks --------------------------------------------------------------------------------
+
+    def _blocks(self, tokens: Tokens) -> Blocks:
+        return -(-tokens // self.settings.block_size)
+
+    def _threshold(self) -> Tokens | None:
+        alone = len(self.prefilling) + len(self.decoding) + len(self.waiting) <= 1
+        return None if alone else self.settings.long_prefill_token_threshold
+
+    def _growth(self, m: int) -> Blocks:
+        """Blocks that the decoding sequences will need for their next `m` tokens."""
+        size = self.settings.block_size
+        whole, rest = divmod(m, size)
+        more = whole * len(self.decoding)
+        if rest:
+            for phase, count in self.phases.items():
+                more += count * ((-phase - self.tick) % size < rest)
+        return more
+
+    def _grow_decoding(self) -> None:
+        while (more := self.phases.get(-self.tick % self.settings.block_size, 0)) > self.free:
+            if self._preempt() is None:
+                break
+        self.free -= more
+        self.taken += more
+
+    def _preempt(self) -> Seq | None:
+        """Send the last running sequence back to the head of the queue, its blocks given back."""
+        running = [*self.prefilling, *self.decoding.values()]
+        if not running:
+            return None
+        if self.settings.policy == "priority":
+            victim = max(running, key=lambda s: (s.priority, s.arrival))
+        else:
+            victim = max(running, key=lambda s: s.order)
+        generated = self.generated(victim)
+        self.drop(victim)
+        again = victim.copy() if self.believes else victim
+        again.generated, again.computed, again.blocks, again.shared = generated, 0, 0, 0
+        self.waiting.appendleft(again)
+        return victim
+
+    # -- decoding and its ends -----------------------------------------------------------------
+
+    def _start_decoding(self, seq: Seq) -> None:
+        seq.base = self.tick
+        if seq.limit is not None and seq.generated >= seq.limit:
+            self._end(seq.blocks - seq.shared)
+            return
+        if self.believes and seq.generated >= seq.expected:
+            self._end(seq.blocks - seq.shared)
+            return
+        self.decoding[seq.id] = seq
+        self.context += seq.computed + 1
+        phase = (seq.computed - self.tick) % self.settings.block_size
+        self.phases[phase] = self.phases.get(phase, 0) + 1
+        if seq.limit is not None:
+            heappush(self._limits, (self.tick + seq.limit - seq.generated, seq.id))
+        self.expect(seq, seq.expected)
+
+    def expect(self, seq: Seq, expected: Tokens) -> None:
+        """Believe from now on that `seq` will have `expected` output tokens, at least one more."""
+        seq.expected = expected
+        if seq.id in self.decoding:
+            seq.due = self.tick + max(expected - self.generated(seq), 1)
+            heappush(self._expectations, (seq.due, seq.id))
+
+    def overdue(self) -> list[Seq]:
+        """Decoding sequences that outlive what was expected of them by their next token."""
+        found, heap = [], self._expectations
+        while heap and heap[0][0] <= self.tick:
+            due, request = heappop(heap)
+            seq = self.decoding.get(request)
+            if seq is not None and seq.due == due:
+                found.append(seq)
+        return found
+
+    def _next_end(self) -> int:
+        """The tick of the next end that counts, far off where there is none."""
+        return min(self._head(self._limits, None), self._head(self._expectations, self.believes))
+
+    def _head(self, heap: list[tuple[int, RequestId]], believed: bool | None) -> int:
+        if believed is False:
+            return self.tick + (1 << 60)
+        while heap:
+            tick, request = heap[0]
+            seq = self.decoding.get(request)
+            if seq is not None and (believed is None or seq.due == tick):
+                return tick
+            heappop(heap)
+        return self.tick + (1 << 60)
+
+    def _end_decodes(self) -> None:
+        while self._next_end() <= self.tick:
+            heap = self._limits
+            if self._head(heap, None) > self.tick:
+                heap = self._expectations
+            seq = self.decoding[heappop(heap)[1]]
+            generated = self.generated(seq)
+            self._end(self._leave_decoding(seq))
+            if not self.believes:
+                seq.generated = generated
+
+    def _end(self, blocks: Blocks) -> None:
+        if self.settings.async_scheduling:
+            self._lingering.append(blocks)
+        else:
+            self.free += blocks
+
+    def _leave_decoding(self, seq: Seq) -> Blocks:
+        """Take a sequence out of the sums; returns the blocks that it gives back."""
+        del self.decoding[seq.id]
+        length = seq.computed + self.tick - seq.base
+        self.context -= length + 1
+        phase = (seq.computed - seq.base) % self.settings.block_size
+        self.phases[phase] -= 1
+        if not self.phases[phase]:
+            del self.phases[phase]
+        return self._blocks(length) - seq.shared

@@ -1,0 +1,163 @@
+"""How long one engine step lasts, and how a worker's own steps teach it.
+
+    seconds = t0 + a·P + b·A + t_d·D + e·E + s·F
+
+P prefill tokens in the step; A = Σ n·(c + n/2) over its chunks of n tokens on c of context, which
+telescopes: over all chunks of a prompt it is (end² − start²)/2, however they are cut; D decoding
+sequences; E their summed context; F prompts that finish. Six non-negative weights a worker.
+
+The prior comes from isolated prompts: C(N) = overhead + a·N + b'·N² gives s, a and b = 2·b', and
+t0 = t_d = e = 0 where no decode table is known. Busy stretches between two *observed* step ends
+teach the rest by weighted ridge regression towards the prior, relative errors, with forgetting;
+a slow drift factor follows the machine. Ignored on purpose: graph padding, kernel choice, noise.
+Source: measured on vLLM 0.32 on a CPU; 4.7k steps, bias < 1 ms in every bucket, no interactions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from leadsman.units import Seconds
+
+WINDOW: Seconds = 0.25
+"""Shorter stretches are joined: jitter of one observation must not look like a step's length."""
+
+PLAUSIBLE = (1 / 3, 3.0)
+"""A sample outside this ratio to its prediction is a restart or foreign work, not this model."""
+
+REJECTS_TO_YIELD = 40
+"""So many implausible samples in a row mean that the weights are wrong, not the samples."""
+
+
+class StepFeatures(NamedTuple):
+    """What steps are made of, summed over `steps` of them."""
+
+    steps: float = 0.0
+    prefill: float = 0.0
+    attention: float = 0.0
+    decodes: float = 0.0
+    context: float = 0.0
+    finals: float = 0.0
+
+
+class StepWeights(NamedTuple):
+    """Seconds per unit of each feature, all ≥ 0, in the order of `StepFeatures`."""
+
+    t0: Seconds
+    a: Seconds
+    b: Seconds
+    t_d: Seconds
+    e: Seconds
+    s: Seconds
+
+    def seconds(self, f: StepFeatures) -> Seconds:
+        """Predict how long steps with these features take."""
+        return (
+            self.t0 * f.steps
+            + self.a * f.prefill
+            + self.b * f.attention
+            + self.t_d * f.decodes
+            + self.e * f.context
+            + self.s * f.finals
+        )
+
+    def scaled(self, factor: float) -> "StepWeights":
+        """All weights times `factor`."""
+        return StepWeights(*(w * factor for w in self))
+
+
+@dataclass(slots=True)
+class StepLearner:
+    """Fits a worker's weights to its busy stretches; starts from, and leans on, a prior.
+
+    `weights` is the fit times the drift factor. Costs about 0.1 ms a window.
+    """
+
+    prior: StepWeights
+    forget: float = 0.999
+    ridge: float = 2.0
+    weights: StepWeights = field(init=False)
+    prefill_windows: int = field(default=0, init=False)
+    _fit: npt.NDArray[np.float64] = field(init=False)
+    _gram: npt.NDArray[np.float64] = field(init=False)
+    _moment: npt.NDArray[np.float64] = field(init=False)
+    _scale: npt.NDArray[np.float64] = field(init=False)
+    _drift_actual: float = field(default=0.0, init=False)
+    _drift_predicted: float = field(default=0.0, init=False)
+    _pending: npt.NDArray[np.float64] = field(init=False)
+    _pending_seconds: Seconds = field(default=0.0, init=False)
+    _rejects: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.reset(self.prior)
+
+    def reset(self, prior: StepWeights) -> None:
+        """Forget everything and start again from `prior`."""
+        self.prior = self.weights = prior
+        self._fit = np.array(prior, dtype=np.float64)
+        self._gram = np.zeros((6, 6))
+        self._moment = np.zeros(6)
+        self._scale = np.zeros(6)
+        self._drift_actual = self._drift_predicted = 0.0
+        self._pending = np.zeros(6)
+        self._pending_seconds = 0.0
+        self._rejects = self.prefill_windows = 0
+
+    def interrupt(self) -> None:
+        """Drop the open window: its end was not observed, or the engine idled in it."""
+        self._pending[:] = 0.0
+        self._pending_seconds = 0.0
+
+    def observe(self, features: Sequence[float], seconds: Seconds) -> None:
+        """Take a busy stretch between two observed step ends; learn when a window is full."""
+        self._pending += features
+        self._pending_seconds += seconds
+        if self._pending_seconds >= WINDOW:
+            x, y = self._pending.copy(), self._pending_seconds
+            self.interrupt()
+            self._learn(x, y)
+
+    def _learn(self, x: npt.NDArray[np.float64], y: Seconds) -> None:
+        predicted = float(x @ self._fit)
+        if not self._is_plausible(predicted, y):
+            return
+        self.prefill_windows += x[1] > 0
+        weight = 1.0 / (y * y)
+        self._gram = self.forget * self._gram + weight * np.outer(x, x)
+        self._moment = self.forget * self._moment + weight * y * x
+        self._scale = self.forget * self._scale + weight * x * x
+        self._fit = self._solve()
+        self._drift_actual = 0.97 * self._drift_actual + y
+        self._drift_predicted = 0.97 * self._drift_predicted + float(x @ self._fit)
+        drift = (self._drift_actual + 4.0) / (self._drift_predicted + 4.0)
+        self.weights = StepWeights(*map(float, self._fit)).scaled(min(1.3, max(0.8, drift)))
+
+    def _is_plausible(self, predicted: Seconds, y: Seconds) -> bool:
+        low, high = PLAUSIBLE
+        if predicted > 0 and low < y / predicted < high:
+            self._rejects = 0
+            return True
+        self._rejects += 1
+        if self._rejects > REJECTS_TO_YIELD:
+            self._rejects = 0
+            return True
+        return False
+
+    def _solve(self) -> npt.NDArray[np.float64]:
+        """Non-negative ridge regression by coordinate descent on the 6 × 6 normal equations."""
+        prior = np.array(self.prior)
+        unit = self._scale / np.maximum(self._scale.max(), 1e-300)
+        pull = self.ridge * np.where(prior > 0, 1.0 / np.maximum(prior, 1e-300) ** 2, 0.0)
+        pull = np.minimum(pull, self._scale * self.ridge) + 1e-12 * unit
+        gram = self._gram + np.diag(pull)
+        target = self._moment + pull * prior
+        fit = self._fit.copy()
+        diagonal = np.diag(gram)
+        for _ in range(30):
+            for i in range(6):
+                if diagonal[i] > 0:
+                    fit[i] = max(0.0, fit[i] + (target[i] - gram[i] @ fit) / diagonal[i])
+        return fit
