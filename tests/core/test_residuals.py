@@ -1,5 +1,6 @@
 """How far the next prediction may be off."""
 
+import itertools
 import random
 
 import pytest
@@ -192,5 +193,5 @@ def test_equally_good_predictors_seldom_take_turns():
         better.add(prior=prior, learned=learned, actual=3.0)
         held.append(better.best)
 
-    changes = sum(a != b for a, b in zip(held, held[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(held))
     assert changes <= 30
