@@ -26,7 +26,7 @@ from leadsman.columns import Columns, Place
 from leadsman.match import Match, leading_runs
 from leadsman.records import GPU, Cleared, KvEvent, Stored, Trust
 from leadsman.residency import Flags, Residency
-from leadsman.table import KeyTable, Rows, Slots, batches
+from leadsman.table import KeyTable, Numbers, batches
 from leadsman.units import Blocks, Keys, WorkerId
 
 
@@ -214,14 +214,14 @@ class CacheIndex:
         for residency in self._tiers.values():
             residency.merge(source, target)
 
-    def _is_held(self, rows: Rows) -> Flags:
+    def _is_held(self, rows: Numbers) -> Flags:
         """Tell which rows somebody holds in some tier."""
         held = np.zeros(rows.size, dtype=np.bool_)
         for residency in self._tiers.values():
             held |= residency.holders(rows).any(axis=1)
         return held
 
-    def _drop_unheld(self, slots: Slots) -> None:
+    def _drop_unheld(self, slots: Numbers) -> None:
         unheld = slots[~self._is_held(self._table.rows_at(slots))]
         if unheld.size:
             self._table.drop(unheld)
@@ -237,5 +237,5 @@ class CacheIndex:
                 residency.keep(old)
 
 
-def _rows_of(residency: Residency, place: Place) -> Rows:
+def _rows_of(residency: Residency, place: Place) -> Numbers:
     return np.unique(np.concatenate([residency.rows_of(column) for column in place.columns]))

@@ -20,7 +20,7 @@ from leadsman.units import Keys, WorkerId
 
 Depths = npt.NDArray[np.int64]
 
-_FIRST_STRIDE: Final = 64
+_FIRST_SAMPLE: Final = 64
 _GROWTH: Final = 4
 _BITS: Final = np.arange(64, dtype=np.uint64)
 
@@ -47,28 +47,46 @@ def leading_runs(
     last, which -1 names.
     """
     depths = np.zeros(64 * credited.size + 1, dtype=np.int64)
-    alive, start, stride = credited, 0, _FIRST_STRIDE
-    while start < keys.size and alive.any():
-        rows = table.rows(keys[start : start + stride])
-        holders = reduce(np.bitwise_or, [tier.holders(rows) for tier in tiers])
-        still = np.bitwise_and.reduce(holders, axis=0) & alive
-        if not np.array_equal(still, alive):
-            _note_ends(holders, alive, start, depths)
-            alive = still
-        start, stride = start + stride, stride * _GROWTH
-    depths[_columns(alive)] = keys.size
+    if not keys.size:
+        return depths
+    bound = _bound(keys, table, tiers, credited)
+    runs = _runs(keys[:bound], table, tiers, credited)
+    _note_ends(runs, credited, depths)
+    depths[_columns(runs[-1])] = bound
     return depths
 
 
-def _note_ends(holders: Words, alive: Words, start: int, depths: Depths) -> None:
-    """Write the depth of each column that the intersection loses within one stride."""
-    runs = np.bitwise_and.accumulate(holders, axis=0)
-    runs &= alive
-    lost = np.concatenate([alive[None], runs[:-1]])
+def _bound(keys: Keys, table: KeyTable, tiers: Sequence[Residency], credited: Words) -> int:
+    """Find a depth that no run goes beyond, from samples that lie four times as deep each."""
+    samples, depth = [], _FIRST_SAMPLE
+    while depth < keys.size:
+        samples.append(depth)
+        depth *= _GROWTH
+    if samples:
+        at = np.array(samples)
+        ended = ~_runs(keys[at - 1], table, tiers, credited).any(axis=1)
+        if ended.any():
+            return samples[int(ended.argmax())]
+    return keys.size
+
+
+def _runs(keys: Keys, table: KeyTable, tiers: Sequence[Residency], credited: Words) -> Words:
+    """Intersect the holders of all keys up to each one, shape (keys, words)."""
+    rows = table.rows(keys)
+    holders = reduce(np.bitwise_or, [tier.holders(rows) for tier in tiers])
+    runs: Words = np.bitwise_and.accumulate(holders, axis=0)
+    runs &= credited
+    return runs
+
+
+def _note_ends(runs: Words, credited: Words, depths: Depths) -> None:
+    """Write the depth at which each column is lost."""
+    lost = np.concatenate([credited[None], runs[:-1]])
     lost ^= runs
-    blocks, words = lost.nonzero()
-    which, bits = (lost[blocks, words][:, None] >> _BITS & np.uint64(1)).nonzero()
-    depths[64 * words[which] + bits] = start + blocks[which]
+    at = lost.reshape(-1).nonzero()[0]
+    which, bits = (lost.reshape(-1)[at, None] >> _BITS & np.uint64(1)).nonzero()
+    blocks, words = np.divmod(at[which], credited.size)
+    depths[64 * words + bits] = blocks
 
 
 def _columns(words: Words) -> npt.NDArray[np.int64]:

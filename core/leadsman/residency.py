@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from leadsman.table import Rows
+from leadsman.table import Numbers
 
 Words = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
@@ -23,7 +23,7 @@ _COLUMNS: Final = 24
 
 
 class Residency:
-    """Bits of one tier, shape (rows, words). Rows given to `add` and `drop` are distinct."""
+    """Bits of one tier, shape (rows, words). Numbers given to `add` and `drop` are distinct."""
 
     def __init__(self, words: int) -> None:
         self.bits: Words = np.zeros((1, words), dtype=np.uint64)
@@ -45,7 +45,7 @@ class Residency:
         grown[:had_rows, :had_words] = self.bits
         self.bits = grown
 
-    def keep(self, old: Rows) -> None:
+    def keep(self, old: Numbers) -> None:
         """Renumber: new row i is what row `old[i]` was, every other row is given back."""
         self.bits = self.bits.take(old, axis=0)
         new = {int(row): number for number, row in enumerate(old.tolist())}
@@ -54,26 +54,27 @@ class Residency:
             new[at >> _COLUMNS] << _COLUMNS | at & low: n for at, n in self.further.items()
         }
 
-    def holds(self, rows: Rows, column: int) -> Flags:
+    def holds(self, rows: Numbers, column: int) -> Flags:
         """Tell which rows the column has a copy of."""
         held: Flags = (self.bits[rows, column >> 6] & _bit(column)) != 0
         return held
 
-    def holders(self, rows: Rows) -> Words:
+    def holders(self, rows: Numbers) -> Words:
         """Read the set of columns of each row, shape (rows, words)."""
         return self.bits.take(rows, axis=0)
 
-    def rows_of(self, column: int) -> Rows:
+    def rows_of(self, column: int) -> Numbers:
         """List every row that the column holds. O(rows)."""
-        return ((self.bits[:, column >> 6] & _bit(column)) != 0).nonzero()[0]
+        rows: Numbers = (self.bits[:, column >> 6] & _bit(column)).nonzero()[0]
+        return rows
 
-    def copies(self, rows: Rows, column: int) -> npt.NDArray[np.int64]:
+    def copies(self, rows: Numbers, column: int) -> Numbers:
         """Count the column's copies of each row."""
         further = [self.further.get(row << _COLUMNS | column, 0) for row in rows.tolist()]
-        counts: npt.NDArray[np.int64] = self.holds(rows, column) + np.array(further, dtype=np.int64)
+        counts: Numbers = np.array(further, dtype=np.int64) + self.holds(rows, column)
         return counts
 
-    def add(self, rows: Rows, column: int) -> None:
+    def add(self, rows: Numbers, column: int) -> None:
         """Count one more copy of each row."""
         word = column >> 6
         before = self.bits[rows, word]
@@ -85,7 +86,7 @@ class Residency:
             self.further[at] = self.further.get(at, 0) + 1
         self._count(column, rows.size - again.size)
 
-    def drop(self, rows: Rows, column: int) -> Rows:
+    def drop(self, rows: Numbers, column: int) -> Numbers:
         """Count one copy less of each row, all of them held; returns those with no copy left."""
         if self.further:
             last = [self._is_last(row << _COLUMNS | column) for row in rows.tolist()]
@@ -94,7 +95,7 @@ class Residency:
         self._count(column, -rows.size)
         return rows
 
-    def clear(self, column: int) -> Rows:
+    def clear(self, column: int) -> Numbers:
         """Forget every copy that the column has; returns the rows it had."""
         rows = self.rows_of(column)
         self.bits[:, column >> 6] &= ~_bit(column)
