@@ -11,21 +11,21 @@ and of one prompt the deepest first.
 
 Every stored block and every removed one is reported per physical copy, in order.
 
-Source: vLLM 0.32 v1/core/block_pool.py, BlockPool; v1/core/kv_cache_utils.py, FreeKVCacheBlockQueue.
+Source: vLLM 0.32 v1/core/block_pool.py, BlockPool; kv_cache_utils.py, FreeKVCacheBlockQueue.
 Ignored: the null block, partial blocks, several cache groups.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
     """Blocks of one request that are full now: consecutive, `hashes[0]` follows `parent`.
 
-    start: the first block's place in its request, so the tokens are those from `start` x block size.
+    start: the first block's place in its request; its tokens begin at `start` x block size.
     """
 
     request_id: str
@@ -37,7 +37,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Copies that were taken for other use, in the order taken; an engine reports each by itself."""
+    """Copies that were taken for other use, in that order; an engine reports each by itself."""
 
     hashes: tuple[int, ...]
 
@@ -47,6 +47,8 @@ class CacheCleared:
     """Every hash is forgotten."""
 
 
+LOOKED_UP_AT_ONCE = 64
+
 CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
 
 
@@ -54,11 +56,12 @@ class BlockPool:
     """All usable blocks of one engine. Mutable; `check()` states its invariants."""
 
     __slots__ = (
-        "_copies",
         "_extra_holders",
+        "_first",
         "_free",
         "_hash_of",
         "_keeps_hashes",
+        "_later",
         "events",
         "size",
     )
@@ -69,7 +72,8 @@ class BlockPool:
         self._keeps_hashes = keeps_hashes
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(size))
         self._hash_of: dict[int, int] = {}
-        self._copies: dict[int, int | dict[int, None]] = {}
+        self._first: dict[int, int] = {}
+        self._later: dict[int, list[int]] = {}
         self._extra_holders: dict[int, int] = {}
 
     @property
@@ -79,21 +83,19 @@ class BlockPool:
 
     def longest_prefix(self, hashes: Sequence[int], limit: int) -> list[int]:
         """Find a block for each of the leading hashes, at most `limit`. Reads only."""
-        found: list[int] = []
-        copies = self._copies
-        if not copies:
-            return found
-        for position in range(min(limit, len(hashes))):
-            copy = copies.get(hashes[position])
-            if copy is None:
-                break
-            found.append(copy if isinstance(copy, int) else next(iter(copy)))
-        return found
+        found: list[int | None] = []
+        if self._first:
+            for start in range(0, limit, LOOKED_UP_AT_ONCE):
+                stretch = hashes[start : min(limit, start + LOOKED_UP_AT_ONCE)]
+                found += map(self._first.get, stretch)
+                if None in found[start:]:
+                    del found[found.index(None, start) :]
+                    break
+        return cast("list[int]", found)
 
     def unheld(self, blocks: Sequence[int]) -> int:
-        """Count those of `blocks` that sit in the free queue: to hold them costs free blocks too."""
-        free = self._free
-        return sum(block in free for block in blocks)
+        """Count those of `blocks` that sit in the free queue: to hold them leaves fewer free."""
+        return sum(map(self._free.__contains__, blocks))
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Add one holder to each block; a free one leaves the queue and keeps its hash."""
@@ -119,34 +121,32 @@ class BlockPool:
         return blocks
 
     def _forget(self, gone: list[tuple[int, int]]) -> None:
-        copies = self._copies
+        first, later = self._first, self._later
         for block, name in gone:
-            copy = copies[name]
-            if isinstance(copy, int):
-                del copies[name]
+            if name not in later:
+                del first[name]
                 continue
-            del copy[block]
-            if not copy:
-                del copies[name]
+            copies = later[name]
+            if first[name] == block:
+                first[name] = copies.pop(0)
+            else:
+                copies.remove(block)
+            if not copies:
+                del later[name]
         self.events.append(BlocksRemoved(tuple([name for _, name in gone])))
 
     def store(self, blocks: Sequence[int], stored: BlocksStored) -> None:
         """Name held blocks by the hashes of `stored`, in order, and report it."""
         if not self._keeps_hashes:
             return
-        copies, names = self._copies, stored.hashes
+        first, names = self._first, stored.hashes
         self._hash_of.update(zip(blocks, names, strict=True))
-        if copies.keys().isdisjoint(names):
-            copies.update(zip(names, blocks, strict=True))
+        if first.keys().isdisjoint(names):
+            first.update(zip(names, blocks, strict=True))
         else:
             for block, name in zip(blocks, names, strict=True):
-                copy = copies.get(name)
-                if copy is None:
-                    copies[name] = block
-                elif isinstance(copy, int):
-                    copies[name] = {copy: None, block: None}
-                else:
-                    copy[block] = None
+                if first.setdefault(name, block) != block:
+                    self._later.setdefault(name, []).append(block)
         self.events.append(stored)
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -180,7 +180,8 @@ class BlockPool:
         if len(self._free) != self.size:
             return False
         self._hash_of.clear()
-        self._copies.clear()
+        self._first.clear()
+        self._later.clear()
         self.events.append(CacheCleared())
         return True
 
@@ -191,11 +192,11 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert that hashes and copies mirror each other and that only held blocks are shared."""
-        named = {
-            block: name
-            for name, copy in self._copies.items()
-            for block in ((copy,) if isinstance(copy, int) else copy)
-        }
+        named = {block: name for name, block in self._first.items()}
+        for name, copies in self._later.items():
+            assert copies
+            assert name in self._first
+            named |= dict.fromkeys(copies, name)
         assert named == self._hash_of
         assert self._free.keys().isdisjoint(self._extra_holders)
         assert all(holders > 0 for holders in self._extra_holders.values())

@@ -64,8 +64,20 @@ class SimulatedEngine:
     slowdown: factor on every step scheduled from now on (a throttled or shared accelerator).
     """
 
-    __slots__ = ("_aborts", "_arrivals", "_depth", "_now", "_order", "_requests", "_steps",
-                 "hardware", "rng", "scheduler", "settings", "slowdown")  # fmt: skip
+    __slots__ = (
+        "_aborts",
+        "_arrivals",
+        "_depth",
+        "_now",
+        "_order",
+        "_requests",
+        "_steps",
+        "hardware",
+        "rng",
+        "scheduler",
+        "settings",
+        "slowdown",
+    )
 
     def __init__(self, settings: SimulatedSettings, hardware: Hardware, rng: Random) -> None:
         self.settings = settings
@@ -248,10 +260,9 @@ class SimulatedEngine:
         for request in running:
             request.tokens += len(ends)
             request.computed += len(ends)
-            request.generated += len(ends)
         for step in steps:
             step.decode_contexts = [context + len(ends) for context in step.decode_contexts]
-        return StepOutput(ends=ends, tokens=tuple([request.request.id for request in running]))
+        return StepOutput(ends=ends, tokens=tuple([request.id for request in running]))
 
     def _run_stretch(self, longest: int, until: float) -> tuple[float, ...]:
         """Time up to `longest` further steps that end before `until`, and the queue behind them."""
@@ -277,13 +288,13 @@ def _equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
     """Count the steps before any request starts, takes or fills a block, or nears its end."""
     fewest = block_size = settings.block_size
     for request in running:
-        if not request.generated:
+        if request.tokens == request.prompt:
             return 0
         computed = request.computed
-        named = request.hashed if settings.enable_prefix_caching else computed // block_size
+        named = request.named if settings.enable_prefix_caching else computed // block_size
         to_fill = (named + 1) * block_size - 1 - computed
         to_take = len(request.blocks) * block_size - computed
-        to_end = request.target - request.generated - SHORTEST_STRETCH
+        to_end = request.ends_at - request.tokens - SHORTEST_STRETCH
         fewest = min(fewest, to_fill, to_take, to_end)
         if fewest < SHORTEST_STRETCH:
             return 0

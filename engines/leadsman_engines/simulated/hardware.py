@@ -72,7 +72,7 @@ class Model:
 class Device:
     """One replica's accelerators: data-sheet peaks, and the share of each that serving reaches.
 
-    flops, bandwidth, memory, link: of one accelerator, per second or bytes; link None for one alone.
+    flops, bandwidth, memory, link: of one accelerator, per second or bytes; link None for one.
     """
 
     name: str
@@ -95,8 +95,20 @@ class Device:
 class Hardware:
     """A model on a device: the time of a step, before and after chance."""
 
-    __slots__ = ("_attention", "_expert_miss", "_expert_s", "_pair_s", "_read_s", "_selected_pair_s",
-                 "_selected_read_s", "_shared_s", "_token_link_s", "_token_s", "device", "model")  # fmt: skip
+    __slots__ = (
+        "_attention",
+        "_expert_miss",
+        "_expert_s",
+        "_pair_s",
+        "_read_s",
+        "_selected_pair_s",
+        "_selected_read_s",
+        "_shared_s",
+        "_token_link_s",
+        "_token_s",
+        "device",
+        "model",
+    )
 
     def __init__(self, model: Model, device: Device) -> None:
         self.model = model
@@ -142,7 +154,7 @@ class Hardware:
     def decode_seconds(
         self, sequences: int, context_sum: int, selected_sum: int, prefill: int = 0
     ) -> float:
-        """Time a step of `sequences` decodes beside `prefill` tokens whose attention is not counted.
+        """Time a step of `sequences` decodes beside `prefill` tokens, less those tokens' attention.
 
         context_sum, selected_sum: their contexts, in full and each cut at the selection's size.
         """

@@ -48,8 +48,8 @@ def _h100(count: int, *, fp8: bool) -> Device:
 def llama_8b_a100() -> Preset:
     """Llama-3.1-8B-Instruct, BF16, on one A100 SXM 80 GB (312 TFLOP/s, 2.04 TB/s).
 
-    8.03e9 parameters, 32 layers, hidden 4096, 32 query heads, 8 KV heads of 128: 131,072 bytes of KV
-    a token. vLLM leaves an A100 at 2,048 tokens and 256 sequences.
+    8.03e9 parameters, 32 layers, hidden 4096, 32 query heads, 8 KV heads of 128: 131,072 bytes of
+    KV a token. vLLM leaves an A100 at 2,048 tokens and 256 sequences.
     """
     kv = 2.0 * 32 * 8 * 128 * 2
     model = Model(
@@ -70,8 +70,8 @@ def llama_8b_a100() -> Preset:
 def llama_70b_4xh100() -> Preset:
     """Llama-3.1-70B-Instruct, BF16, on four H100 by tensor parallelism.
 
-    70.6e9 parameters, 80 layers, hidden 8192, 64 query heads, 8 KV heads of 128: 327,680 bytes of KV
-    a token over the four. 8,192 tokens and, so that KV suffices, 128 sequences.
+    70.6e9 parameters, 80 layers, hidden 8192, 64 query heads, 8 KV heads of 128: 327,680 bytes of
+    KV a token over the four. 8,192 tokens and, so that KV suffices, 128 sequences.
     """
     kv = 2.0 * 80 * 8 * 128 * 2
     model = Model(
@@ -89,9 +89,9 @@ def llama_70b_4xh100() -> Preset:
 def qwen3_30b_a3b_h100() -> Preset:
     """Qwen3-30B-A3B-Instruct-2507-FP8, a mixture of experts, on one H100.
 
-    30.5e9 parameters of which 3.3e9 active: 128 experts, 8 a token, 48 layers, hidden 2048, 32 query
-    heads, 4 KV heads of 128: 98,304 bytes of KV a token. Experts keep small matrices, so a smaller
-    share of the FP8 peak is reached.
+    30.5e9 parameters of which 3.3e9 active: 128 experts, 8 a token, 48 layers, hidden 2048, 32
+    query heads, 4 KV heads of 128: 98,304 bytes of KV a token. Experts keep small
+    matrices, so a smaller share of the FP8 peak is reached.
     """
     kv = 2.0 * 48 * 4 * 128 * 2
     model = Model(
@@ -112,11 +112,11 @@ def qwen3_30b_a3b_h100() -> Preset:
 
 
 def deepseek_v4_flash_4xh100() -> Preset:
-    """DeepSeek-V4-Flash, sparse attention, on four H100: about 30 N + 37 N^2 seconds, N in millions.
+    """DeepSeek-V4-Flash, sparse attention, on four H100: about 30 N + 37 N^2 s, N in millions.
 
-    284e9 parameters of which 13e9 active: 256 experts, 6 a token, 43 layers, hidden 4096, weights in
-    FP4 and FP8. Attention is dense in no layer: 21 layers pool four positions to one, score those
-    with 64 index heads of 128 and attend to 512; 20 pool 128 positions to one and attend to all; a
+    284e9 parameters of which 13e9 active: 256 experts, 6 a token, 43 layers, hidden 4096, weights
+    in FP4 and FP8. Attention is dense in no layer: 21 layers pool four positions to one, score
+    those with 64 index heads of 128 and attend to 512; 20 pool 128 positions to one and attend to all; a
     window of 128 everywhere. So a pair costs 21 x 64 x 128 x 2 / 4 to score and 20 x 64 x 512 x 4 /
     128 to attend. Expert and index kernels reach small shares of the FP8 peak.
     """
@@ -150,8 +150,8 @@ def deepseek_v4_flash_4xh100() -> Preset:
 def qwen_05b_a10g() -> Preset:
     """Qwen2.5-0.5B-Instruct, BF16, on one A10G (70 TFLOP/s, 600 GB/s): the small one.
 
-    0.494e9 parameters, 24 layers, hidden 896, 14 query heads, 2 KV heads of 64: 12,288 bytes of KV a
-    token. Set small on purpose: 512 tokens a step, four sequences, an eighth of the memory.
+    0.494e9 parameters, 24 layers, hidden 896, 14 query heads, 2 KV heads of 64: 12,288 bytes of KV
+    a token. Set small on purpose: 512 tokens a step, four sequences, an eighth of the memory.
     """
     kv = 2.0 * 24 * 2 * 64 * 2
     model = Model(
@@ -182,7 +182,8 @@ def mistral_7b_v100() -> Preset:
     )  # fmt: skip
     device = Device(
         name="Tesla V100-SXM2-32GB", flops=125e12, bandwidth=900 * GB, memory=32 * GB,
-        compute_share=0.45, attention_share=0.15, bandwidth_share=0.7, step_overhead=0.011, tile=128,
+        compute_share=0.45, attention_share=0.15, bandwidth_share=0.7, step_overhead=0.011,
+        tile=128,
     )  # fmt: skip
     settings = SimulatedSettings(
         model=model.name, version="0.32.0", max_num_batched_tokens=2048, max_num_seqs=64,

@@ -27,7 +27,7 @@ from leadsman_engines.simulated.settings import SimulatedSettings
 
 @dataclass(slots=True)
 class Step:
-    """One scheduled step: tokens by request, in scheduling order; `partial` ones yield no token yet."""
+    """One scheduled step: tokens by request, in order; `partial` ones yield no token yet."""
 
     tokens: dict[Tracked, int] = field(default_factory=dict)
     partial: set[Tracked] = field(default_factory=set)
@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(slots=True)
 class Processed:
-    """What one processed step brought: new tokens by request id, first tokens' reuse, the finished."""
+    """What one processed step brought, by request id; `first` says what was reused."""
 
     tokens: list[str] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)
@@ -50,8 +50,18 @@ class Processed:
 class Scheduler:
     """The queues of one engine over its block pool. Knows no time."""
 
-    __slots__ = ("hit_tokens", "membership", "pool", "preemptions", "queried_tokens", "running",
-                 "settings", "waiting", "_watermark_blocks")  # fmt: skip
+    __slots__ = (
+        "_scheduled",
+        "_watermark_blocks",
+        "hit_tokens",
+        "membership",
+        "pool",
+        "preemptions",
+        "queried_tokens",
+        "running",
+        "settings",
+        "waiting",
+    )
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self.settings = settings
@@ -59,6 +69,7 @@ class Scheduler:
         self.running: list[Tracked] = []
         self.waiting: deque[Tracked] = deque()
         self.membership = 0
+        self._scheduled: deque[Step] = deque()
         self.preemptions = self.queried_tokens = self.hit_tokens = 0
         self._watermark_blocks = int(settings.watermark * (settings.num_blocks + 1))
 
@@ -94,6 +105,7 @@ class Scheduler:
             self._admit(step, left)
         self._advance(step)
         step.membership = self.membership
+        self._scheduled.append(step)
         return step
 
     def _long_threshold(self) -> int | None:
@@ -105,23 +117,17 @@ class Scheduler:
         """Serve the running requests; return what is left of the budget."""
         left = self.settings.max_num_batched_tokens
         threshold = self._long_threshold()
-        block_size, longest = self.settings.block_size, self.settings.max_model_len - 1
+        block_size = self.settings.block_size
         index = 0
         while index < len(self.running) and left > 0:
             request = self.running[index]
             index += 1
-            ahead = request.placeholders
-            computed = request.computed
-            if ahead and computed + 2 - ahead >= request.last_schedule:
+            ahead, computed = request.placeholders, request.computed
+            if ahead and computed + 2 - ahead >= request.last_useful:
                 continue
             count = request.tokens + ahead - computed
             if count > 1:
-                if threshold is not None:
-                    count = min(count, threshold)
-                count = min(count, left)
-            count = min(count, longest - computed)
-            if count <= 0:
-                continue
+                count = min(count, left, count if threshold is None else threshold)
             end = computed + count
             missing = -(-end // block_size) - len(request.blocks)
             if missing > 0:
@@ -131,14 +137,14 @@ class Scheduler:
                         continue
                     break
                 request.blocks += self.pool.take(missing)
-            if end // block_size > request.hashed:
+            if end >= request.names_next:
                 self._name_blocks(request, min(end, request.tokens))
             step.tokens[request] = count
             left -= count
         return left
 
     def _goes_on_after_preempting_itself(self) -> bool:
-        """vLLM 0.33 goes on with the next request under the priority policy; before, it stopped."""
+        """Say whether others are still served: since vLLM 0.33, under the priority policy."""
         return self.settings.policy == "priority" and self.settings.release >= (0, 33)
 
     def _make_room(
@@ -167,7 +173,7 @@ class Scheduler:
         self.preemptions += 1
         victim.preemptions += 1
         victim.computed = victim.placeholders = 0
-        victim.stale = victim.in_flight
+        victim.stale = sum(step.tokens.get(victim, 0) for step in self._scheduled)
         self.waiting.appendleft(victim)
         if self.settings.policy == "priority":
             self._sort_waiting()
@@ -175,7 +181,7 @@ class Scheduler:
     def _release(self, request: Tracked) -> None:
         self.pool.release(request.blocks)
         request.blocks = []
-        request.hashed = 0
+        request.named = 0
         request.running = False
 
     def _admit(self, step: Step, left: int) -> None:
@@ -198,7 +204,7 @@ class Scheduler:
         self.waiting.extendleft(reversed(skipped))
 
     def _place(self, request: Tracked, left: int, threshold: int | None) -> int | None:
-        """Give a waiting request its blocks; return its tokens in this step, None if it must wait."""
+        """Give a waiting request its blocks; return its tokens in this step, None if it waits."""
         settings, pool = self.settings, self.pool
         block_size = settings.block_size
         found: list[int] = []
@@ -218,7 +224,8 @@ class Scheduler:
             return None
         pool.hold(found)
         request.blocks = found + pool.take(-(-(hit + count) // block_size) - len(found))
-        request.hashed = len(found)
+        request.named = len(found)
+        request.names_next = 0
         request.computed = hit
         self._name_blocks(request, hit + count)
         if request.cached is None:
@@ -230,13 +237,18 @@ class Scheduler:
 
     def _name_blocks(self, request: Tracked, tokens: int) -> None:
         """Name the request's blocks that are full at `tokens`, and report those that are new."""
-        full, start = tokens // self.settings.block_size, request.hashed
-        if full <= start or not self.settings.enable_prefix_caching:
+        if not self.settings.enable_prefix_caching:
+            request.names_next = self.settings.max_model_len + 1
             return
+        block_size = self.settings.block_size
+        full, start = tokens // block_size, request.named
+        request.names_next = (max(full, start) + 1) * block_size
+        if full <= start:
+            return
+        request.named = full
         hashes = request.hashes_up_to(full)
-        request.hashed = full
         stored = BlocksStored(
-            request.request.id,
+            request.id,
             request.request.session_id,
             tuple(hashes[start:full]),
             hashes[start - 1] if start else None,
@@ -249,7 +261,6 @@ class Scheduler:
         for request, count in step.tokens.items():
             before = request.computed
             request.computed = after = before + count
-            request.in_flight += count
             if count == 1:
                 step.decode_contexts.append(after)
             else:
@@ -261,42 +272,40 @@ class Scheduler:
 
     def process(self, step: Step) -> Processed:
         """Take in a step's output: new tokens, ends, and the blocks that became full."""
+        assert self._scheduled.popleft() is step
         result = Processed()
-        partial = step.partial
+        ahead, partial = self.settings.async_scheduling, step.partial
         for request, count in step.tokens.items():
-            request.in_flight -= count
-            stale = request.stale > 0
-            if stale:
+            if request.stale:
                 request.stale -= count
+            elif ahead and request not in partial:
+                request.placeholders -= 1
             if request.done or request in partial:
                 continue
-            self._append_token(request, result, stale=stale)
+            request.tokens = tokens = request.tokens + 1
+            result.tokens.append(request.id)
+            if tokens == request.prompt + 1:
+                result.first[request.id] = request.cached or 0
+            known = request.computed - request.placeholders
+            if ahead and request.running and known >= request.names_next:
+                self._name_blocks(request, known)
+            if tokens >= request.ends_at:
+                self._finish(request, result)
         if result.finished:
-            self.running = [request for request in self.running if request.running]
-            if any(request.done for request in self.waiting):
-                self.waiting = deque(request for request in self.waiting if not request.done)
+            self._drop_done()
         return result
 
-    def _append_token(self, request: Tracked, result: Processed, *, stale: bool) -> None:
-        name = request.request.id
-        request.tokens += 1
-        request.generated += 1
-        result.tokens.append(name)
-        if request.generated == 1:
-            result.first[name] = request.cached or 0
-        if self.settings.async_scheduling:
-            if not stale:
-                request.placeholders -= 1
-            if request.running:
-                known = request.computed - request.placeholders
-                if known // self.settings.block_size > request.hashed:
-                    self._name_blocks(request, known)
-        if request.generated >= request.target:
-            request.done = True
-            self.membership += 1
-            result.finished[name] = request.finish_reason
-            if request.running:
-                self._release(request)
+    def _drop_done(self) -> None:
+        self.running = [request for request in self.running if not request.done]
+        if any(request.done for request in self.waiting):
+            self.waiting = deque(request for request in self.waiting if not request.done)
+
+    def _finish(self, request: Tracked, result: Processed) -> None:
+        request.done = True
+        self.membership += 1
+        result.finished[request.id] = request.finish_reason
+        if request.running:
+            self._release(request)
 
     def check(self) -> None:
         """Assert that blocks held are exactly those of running requests, and the pool is whole."""

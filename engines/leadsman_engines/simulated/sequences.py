@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,37 +30,54 @@ class SimulatedRequest:
 
 
 class Tracked:
-    """A request in the scheduler. `tokens` are known ones; `computed` have or will have their KV.
+    """A request in the scheduler. `tokens` are known ones; `computed` have, or will have, their KV.
 
     placeholders: tokens that scheduled steps will have made, not known yet (async only).
-    in_flight, stale: tokens in steps not yet processed; stale ones were scheduled before a preemption.
+    stale: tokens in steps that were scheduled before it was preempted, and are not processed yet.
+    named: leading blocks that carry their hash. names_next: the token count that fills the next.
     """
 
-    __slots__ = ("arrival", "blocks", "cached", "computed", "done", "generated", "hashed", "hashes",
-                 "in_flight", "last_schedule", "placeholders", "preemptions", "prompt", "request",
-                 "running", "stale", "target", "tokens")  # fmt: skip
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "cached",
+        "computed",
+        "done",
+        "ends_at",
+        "hashes",
+        "id",
+        "last_useful",
+        "named",
+        "names_next",
+        "placeholders",
+        "preemptions",
+        "prompt",
+        "request",
+        "running",
+        "stale",
+        "tokens",
+    )
 
     def __init__(self, request: SimulatedRequest, *, arrival: float, max_model_len: int) -> None:
         room = max_model_len - request.prompt_tokens
         cap = room if request.max_tokens is None else min(room, request.max_tokens)
+        self.id = request.id
         self.request = request
         self.arrival = arrival
-        self.prompt = request.prompt_tokens
-        self.tokens = request.prompt_tokens
-        self.target = min(request.output_tokens, cap)
-        self.last_schedule = request.prompt_tokens + cap
+        self.prompt = self.tokens = request.prompt_tokens
+        self.ends_at = request.prompt_tokens + min(request.output_tokens, cap)
+        self.last_useful = request.prompt_tokens + cap
         self.hashes = list(request.prompt_hashes)
         self.blocks: list[int] = []
         self.cached: int | None = None
-        self.generated = self.computed = self.hashed = 0
-        self.placeholders = self.in_flight = self.stale = self.preemptions = 0
+        self.computed = self.named = self.names_next = 0
+        self.placeholders = self.stale = self.preemptions = 0
         self.running = self.done = False
 
     @property
-    def finish_reason(self) -> str:
+    def finish_reason(self) -> Literal["stop", "length"]:
         """Why it ended: its own stop, or the cap."""
-        stopped = self.target < self.last_schedule - self.prompt
-        return "stop" if stopped else "length"
+        return "stop" if self.ends_at < self.last_useful else "length"
 
     def hashes_up_to(self, blocks: int) -> list[int]:
         """Name the leading full blocks, those with generated tokens too."""
@@ -71,5 +89,5 @@ class Tracked:
     def _name(self, block: int) -> int:
         if self.request.output_hash is not None:
             return self.request.output_hash(block)
-        digest = blake2b(f"{self.request.id}/{block}".encode(), digest_size=8).digest()
+        digest = blake2b(f"{self.id}/{block}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big")
