@@ -1,0 +1,329 @@
+"""A picker and engines in a thread of their own, behind a real Envoy of either profile."""
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import uvloop
+from aiohttp import web
+from leadsman.engine import EngineSettings
+from leadsman.prediction import Admitted, Decision, Reason, Refused
+from leadsman.records import Ended, Record, TokensSeen, WorkerSeen
+from leadsman.request import Request
+from leadsman.units import WorkerId
+from leadsman_bench.envoy import Envoy, running_envoy
+from leadsman_bench.envoy_config import EnvoyConfig, Profile
+from leadsman_extproc.bodies import read_body
+from leadsman_extproc.body import BadRequest, Body, NotForUs
+from leadsman_extproc.grants import Grant, Grants
+from leadsman_extproc.picking import Picking
+from leadsman_extproc.ports import Arrival, ReadRequest
+from leadsman_extproc.server import Server, serving
+from leadsman_extproc.settings import Settings
+from leadsman_extproc.watch import Watching
+from leadsman_extproc.workers import Workers
+
+SETTINGS = EngineSettings(
+    model="any",
+    version="0",
+    max_num_batched_tokens=8192,
+    max_num_seqs=64,
+    max_model_len=1 << 20,
+    block_size=16,
+    num_blocks=1000,
+)
+
+
+class ReadsAnEstimate:
+    """Reads bodies for real, counts four bytes a token; the model `slow` takes for ever."""
+
+    async def read(self, arrival: Arrival) -> ReadRequest | NotForUs | BadRequest:
+        body = read_body(arrival.path, arrival.body)
+        if not isinstance(body, Body):
+            return body
+        if body.model == "slow":
+            await asyncio.sleep(3600)
+        request = Request(
+            id=arrival.id,
+            model=body.model,
+            prompt_tokens=max(1, body.size // 4),
+            arrived_at=arrival.at,
+            max_queue_wait=body.max_queue_wait,
+            endpoints=arrival.subset,
+        )
+        return ReadRequest(request=request, api=body.api)
+
+
+@dataclass
+class PicksInTurn:
+    """Takes the engines in turn; some models' names are wishes: `refuse-<status>`, `on-<n>`."""
+
+    seen: dict[WorkerId, WorkerSeen] = field(default_factory=dict)
+    witnesses: bool = False
+    turn: int = 0
+
+    def apply(self, record: Record, now: float) -> None:
+        if isinstance(record, WorkerSeen):
+            self.seen[record.worker] = record
+
+    def decide(self, request: Request, budget: object, now: float, rng: Random) -> Decision:
+        if request.model == "broken":
+            raise RuntimeError("this decision fails")
+        if request.model.startswith("refuse-"):
+            return _refused(request)
+        workers = sorted(self.seen)
+        self.turn += 1
+        number = int(request.model[3:]) if request.model.startswith("on-") else self.turn
+        worker = self.seen[workers[number % len(workers)]]
+        return Admitted(
+            request=request.id, worker=worker.worker, endpoint=worker.endpoint, prediction=None
+        )
+
+    def block_sizes(self, model: str) -> tuple[int, ...]:
+        return (16,)
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        return self.witnesses
+
+
+def _refused(request: Request) -> Refused:
+    status = int(request.model.removeprefix("refuse-").removesuffix("-for-good"))
+    reason = {429: Reason.WOULD_WAIT_TOO_LONG, 529: Reason.OVERLOADED, 503: Reason.NO_ENDPOINT}
+    return Refused(
+        request=request.id,
+        reason=reason[status],
+        status=status,
+        retry_after=1.25,
+        should_retry=not request.model.endswith("-for-good"),
+        bound=5.0,
+        predicted_wait=9.5,
+    )
+
+
+@dataclass
+class TestEngine:
+    """Answers like an engine; headers of the request say how: x-chunks, x-pace, x-status."""
+
+    __test__ = False
+    gone: int = 0
+    hanging: int = 0
+    bodies: list[str] = field(default_factory=list)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        self.bodies.append(hashlib.sha256(raw).hexdigest())
+        try:
+            match request.headers.get("x-status", "200"):
+                case "200" if json.loads(raw).get("stream"):
+                    return await self._stream(request)
+                case "200":
+                    return web.json_response(_ANSWER, headers={"x-session": _session(request)})
+                case "hang":
+                    self.hanging += 1
+                    await asyncio.sleep(3600)
+                case status:
+                    return web.json_response({"error": {"message": "no"}}, status=int(status))
+        except (ConnectionError, asyncio.CancelledError):
+            self.gone += 1
+            raise
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        pace = float(request.headers.get("x-pace", "0"))
+        response = web.StreamResponse(
+            headers={"content-type": "text/event-stream", "x-session": _session(request)}
+        )
+        await response.prepare(request)
+        await response.write(_event({"role": "assistant", "content": ""}))
+        for number in range(int(request.headers.get("x-chunks", "5"))):
+            await asyncio.sleep(pace)
+            await response.write(_event({"content": f"word{number} "}))
+        usage = {"choices": [], **_HEAD, "usage": _ANSWER["usage"]}
+        await response.write(b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": []})
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 26, handler_args={"handler_cancellation": True})
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_route("*", "/{path:.*}", self.models)
+        return app
+
+
+_HEAD = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+_ANSWER = {
+    **_HEAD,
+    "object": "chat.completion",
+    "choices": [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}
+    ],
+    "usage": {
+        "prompt_tokens": 11,
+        "completion_tokens": 5,
+        "total_tokens": 16,
+        "prompt_tokens_details": {"cached_tokens": 7},
+    },
+}
+
+
+def _session(request: web.Request) -> str:
+    return request.headers.get("x-session-id", "none")
+
+
+def _event(delta: dict[str, str]) -> bytes:
+    choices = [{"index": 0, "delta": delta, "finish_reason": None}]
+    return b"data: " + json.dumps({**_HEAD, "choices": choices}).encode() + b"\n\n"
+
+
+@dataclass
+class KeepsAll:
+    """Keeps what was decided and how it ended in lists."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+
+    def decided(self, request: Request, decision: Decision, now: float) -> None:
+        self.decisions.append(decision)
+
+    def ended(self, grant: Grant) -> None:
+        self.grants.append(grant)
+
+
+@dataclass
+class Stack:
+    """Everything behind one Envoy, with what it has recorded."""
+
+    profile: Profile
+    picking: Picking
+    picker: PicksInTurn
+    keeps: KeepsAll
+    engine: TestEngine
+    records: list[Record]
+    server: Server
+    url: str = ""
+    envoy: Envoy | None = None
+
+    def comes(self, condition: Callable[[], bool]) -> bool:
+        """Wait until a condition holds; False where it does not within a generous while."""
+        give_up = time.monotonic() + 15
+        while not condition() and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return condition()
+
+    def is_settled(self) -> bool:
+        """Whether nothing is in flight any more."""
+        return self.comes(
+            lambda: not len(self.picking.grants) and not self.server.processor.open_streams
+        )
+
+    def ended(self) -> list[Ended]:
+        return [record for record in self.records if isinstance(record, Ended)]
+
+    def tokens(self) -> list[TokensSeen]:
+        return [record for record in self.records if isinstance(record, TokensSeen)]
+
+    def forget(self) -> None:
+        self.records.clear()
+        self.keeps.grants.clear()
+        self.keeps.decisions.clear()
+        self.engine.bodies.clear()
+        self.picking.counts.fallbacks.clear()
+        self.engine.gone = self.engine.hanging = 0
+        self.picker.witnesses = False
+
+
+class Behind:
+    """Runs engines and picker on a loop in a thread of its own."""
+
+    def __init__(self, profile: Profile, *, engines: int = 2, dead: int = 0) -> None:
+        self._profile, self._engines, self._dead = profile, engines, dead
+        self._ready = threading.Event()
+        self.stack: Stack
+        self.endpoints: list[str] = []
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with AsyncExitStack() as exits:
+                self.stack = await self._start(exits)
+                self._ready.set()
+                await self._stop.wait()
+        finally:
+            self._ready.set()
+
+    async def _start(self, exits: AsyncExitStack) -> Stack:
+        engine, records, keeps, picker = TestEngine(), [], KeepsAll(), PicksInTurn()
+        for _ in range(self._engines):
+            self.endpoints.append(await _serve(engine.app(), exits))
+        self.endpoints += [f"127.0.0.1:{9 + number}" for number in range(self._dead)]
+        workers, grants = Workers(), Grants(emit=records.append, on_end=keeps.ended)
+        for number, endpoint in enumerate(self.endpoints):
+            seen = WorkerSeen(worker=WorkerId(f"{number}"), endpoint=endpoint, settings=SETTINGS)
+            workers.apply(seen)
+            picker.apply(seen, 0.0)
+        picking = Picking(
+            reads=ReadsAnEstimate(),
+            picker=picker,
+            budget_for=lambda request: None,
+            keeps=keeps,
+            grants=grants,
+            workers=workers,
+            settings=Settings(
+                listen="127.0.0.1:0", decision_deadline=0.3, max_body=16 << 20, drain=5
+            ),
+            clock=time.monotonic,
+        )
+        watching = Watching(grants=grants, workers=workers, wants_witness=picker.wants_witness)
+        server = await exits.enter_async_context(serving(picking, watching))
+        return Stack(self._profile, picking, picker, keeps, engine, records, server)
+
+    def __enter__(self) -> Stack:
+        self._thread.start()
+        self._ready.wait()
+        return self.stack
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+async def _serve(app: web.Application, exits: AsyncExitStack) -> str:
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    exits.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return f"127.0.0.1:{runner.addresses[0][1]}"
+
+
+@pytest.fixture(scope="module", params=["buffered", "duplex"])
+def running(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    profile: Profile = request.param
+    behind = Behind(profile, engines=2, dead=1)
+    with behind as stack:
+        config = EnvoyConfig(
+            engines=behind.endpoints,
+            picker=f"127.0.0.1:{stack.server.port}",
+            profile=profile,
+            logs_access=profile == "buffered",
+        )
+        with running_envoy(config) as envoy:
+            stack.url, stack.envoy = envoy.url, envoy
+            yield stack
+
+
+@pytest.fixture
+def stack(running: Stack) -> Iterator[Stack]:
+    running.forget()
+    yield running
+    assert running.is_settled(), "a grant or a stream is left"
+    running.picking.grants.check()
