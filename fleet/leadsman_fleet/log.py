@@ -6,7 +6,9 @@ any other one gets a snapshot. The ring is bounded by records and by bytes, so a
 nothing while it is away or slow, and one slow reader never holds up another.
 """
 
+import itertools
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leadsman.records import Granted, Record
@@ -17,10 +19,11 @@ from leadsman_fleet.state import FleetState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much of the past is kept for readers that come back."""
+    """How much of the past is kept for readers that come back, and told to them at once."""
 
     records: int = 65_536
     bytes: int = 32 * 1024 * 1024
+    piece: int = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +74,29 @@ class FleetLog:
         return self._state.snapshot(without=reader)
 
     def since(self, epoch: str | None, sequence: int, *, reader: str | None = None) -> Catchup:
-        """Bring a reader from a position to the end. O(records since), or a snapshot."""
+        """Bring a reader from a position towards the end: by a snapshot, or by what it missed.
+
+        What it missed comes in pieces of at most `Bounds.piece` bytes (or one record).
+        """
         missed = self.sequence - sequence
         if epoch != self.epoch or not 0 <= missed <= len(self._ring):
             records = tuple(self.snapshot(reader=reader))
             return Catchup(sequence=self.sequence, records=records, is_snapshot=True)
-        entries: list[_Entry] = []
-        for entry in reversed(self._ring):
-            if entry.sequence <= sequence:
+        news: list[Record] = []
+        size = 0
+        for entry in self._after(sequence):
+            sequence = entry.sequence
+            size += entry.weight
+            if reader is None or entry.source != reader:
+                news.append(entry.record)
+            if size >= self._bounds.piece:
                 break
-            entries.append(entry)
-        news = tuple(
-            entry.record for entry in reversed(entries) if reader is None or entry.source != reader
-        )
-        return Catchup(sequence=self.sequence, records=news, is_snapshot=False)
+        return Catchup(sequence=sequence, records=tuple(news), is_snapshot=False)
+
+    def _after(self, sequence: int) -> Iterator[_Entry]:
+        """Give the entries behind a position that is inside the ring, without a walk to it."""
+        missed = itertools.takewhile(lambda one: one.sequence > sequence, reversed(self._ring))
+        return reversed(list(missed))
 
     def grants_of(self, source: str) -> list[Granted]:
         """List the live grants that one replica reported."""

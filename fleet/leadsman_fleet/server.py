@@ -1,0 +1,216 @@
+"""Serves one pool's log over gRPC: every watcher is brought to the end, and kept there.
+
+A watcher has no queue. It has a position, and whenever it is ready for more it is sent what the
+log holds since then, as one batch, so a slow one neither blocks the others nor costs memory.
+Reports of pickers enter the same log and so reach every other replica. A replica that has not
+watched for a while has its grants ended: the connections that it held are gone with it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from leadsman.records import Ended, Granted, Learned, Outcome, Record, TokensSeen
+from leadsman.units import Seconds
+
+from leadsman_fleet import fleet_pb2 as pb
+from leadsman_fleet.clocks import ClockOffset
+from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted, weight
+from leadsman_fleet.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from leadsman_fleet.log import Catchup, FleetLog
+
+log = logging.getLogger(__name__)
+
+UNLIMITED: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+)
+_ENVELOPE_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTiming:
+    """linger: how long news wait for company; heartbeat: the longest silence;
+    replica_grace: how long a replica may be away before its grants are ended.
+    """
+
+    linger: Seconds = 0.005
+    heartbeat: Seconds = 1.0
+    replica_grace: Seconds = 30.0
+
+
+class _Replica:
+    """What the server knows of one replica: its clock, and whether it watches."""
+
+    def __init__(self) -> None:
+        self.offset = ClockOffset()
+        self.watches = 0
+        self.expiry: asyncio.TimerHandle | None = None
+
+
+class FleetService(FleetServicer):
+    """The service of one pool. Runs on one event loop, like the log that it owns."""
+
+    def __init__(
+        self,
+        fleet_log: FleetLog,
+        *,
+        pool: str = "default",
+        clock: Callable[[], Seconds] = time.monotonic,
+        timing: ServerTiming | None = None,
+    ) -> None:
+        self.skipped = 0
+        self._log = fleet_log
+        self._pool = pool
+        self._clock = clock
+        self._timing = timing or ServerTiming()
+        self._news: set[asyncio.Event] = set()
+        self._replicas: dict[str, _Replica] = {}
+
+    def publish(self, record: Record, source: str | None = None) -> None:
+        """Append a record and wake the watchers. Its times are on this server's clock."""
+        if self._log.append(record, source) is not None:
+            for news in self._news:
+                news.set()
+
+    async def Watch(  # noqa: N802, D102  # the protocol's name, described in fleet.proto
+        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.Envelope]:
+        if request.pool != self._pool:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool!r} here")
+        replica = self._arrive(request.replica)
+        news = asyncio.Event()
+        self._news.add(news)
+        log.info("watch begins", extra={"replica": request.replica, "sequence": request.sequence})
+        try:
+            async for envelope in self._follow(request, news):
+                yield envelope
+        finally:
+            self._news.discard(news)
+            self._leave(request.replica, replica)
+            log.info("watch ends", extra={"replica": request.replica})
+
+    async def Report(  # noqa: N802, D102
+        self, request: pb.ReportRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ReportResponse:
+        replica = self._replicas.get(request.replica)
+        if replica is None:
+            replica = self._arrive(request.replica)
+            self._leave(request.replica, replica)
+        offset = replica.offset.observe(request.sent_at, self._clock())
+        decoded = decode(request.records)
+        reports = [one for one in decoded.records if _is_report(one)]
+        skipped = decoded.skipped + len(decoded.records) - len(reports)
+        self.skipped += skipped
+        for report in reports:
+            self.publish(shifted(report, offset), request.replica)
+        return pb.ReportResponse(appended=len(reports), skipped=skipped)
+
+    async def _follow(
+        self, request: pb.WatchRequest, news: asyncio.Event
+    ) -> AsyncIterator[pb.Envelope]:
+        epoch = request.epoch or None
+        sequence = request.sequence
+        while True:
+            news.clear()
+            catchup = self._log.since(epoch, sequence, reader=request.replica)
+            for envelope in self._envelopes(catchup):
+                yield envelope
+            epoch, sequence = self._log.epoch, catchup.sequence
+            if sequence < self._log.sequence:
+                continue
+            if await _happens(news, within=self._timing.heartbeat):
+                await asyncio.sleep(self._timing.linger)
+
+    def _envelopes(self, catchup: Catchup) -> Iterator[pb.Envelope]:
+        """Cut a snapshot into messages; news are one, and with nothing in it a heartbeat."""
+        if not catchup.is_snapshot:
+            yield self._envelope(pb.Envelope.LIVE, catchup.sequence, catchup.records)
+            return
+        *parts, last = _batches(catchup.records)
+        for part in parts:
+            yield self._envelope(pb.Envelope.SNAPSHOT, 0, part)
+        yield self._envelope(pb.Envelope.SNAPSHOT_END, catchup.sequence, last)
+
+    def _envelope(
+        self, phase: pb.Envelope.Phase, sequence: int, records: Sequence[Record]
+    ) -> pb.Envelope:
+        return pb.Envelope(
+            version=WIRE_VERSION,
+            epoch=self._log.epoch,
+            sequence=sequence,
+            phase=phase,
+            sent_at=self._clock(),
+            records=[encode(record) for record in records],
+        )
+
+    def _arrive(self, name: str) -> _Replica:
+        replica = self._replicas.setdefault(name, _Replica())
+        replica.watches += 1
+        if replica.expiry is not None:
+            replica.expiry.cancel()
+            replica.expiry = None
+        return replica
+
+    def _leave(self, name: str, replica: _Replica) -> None:
+        replica.watches -= 1
+        if replica.watches == 0:
+            loop = asyncio.get_running_loop()
+            replica.expiry = loop.call_later(self._timing.replica_grace, self._expire, name)
+
+    def _expire(self, name: str) -> None:
+        del self._replicas[name]
+        grants = self._log.grants_of(name)
+        log.warning("replica is gone", extra={"replica": name, "grants_ended": len(grants)})
+        for grant in grants:
+            over = Ended(
+                worker=grant.worker,
+                request=grant.request,
+                at=self._clock(),
+                outcome=Outcome.CLIENT_GONE,
+            )
+            self.publish(over, name)
+
+
+def _is_report(record: Record) -> bool:
+    return isinstance(record, Granted | TokensSeen | Ended | Learned)
+
+
+def _batches(records: tuple[Record, ...]) -> Iterator[list[Record]]:
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += weight(record)
+        if size >= _ENVELOPE_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+async def _happens(event: asyncio.Event, *, within: Seconds) -> bool:
+    try:
+        async with asyncio.timeout(within):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def listen(service: FleetService, address: str) -> tuple[grpc.aio.Server, int]:
+    """Start serving at `address` (`host:port`, port 0 for a free one, or `unix:path`).
+
+    Gives the server and its port. OSError where the address cannot be had.
+    """
+    server = grpc.aio.server(options=UNLIMITED)
+    add_FleetServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen for the fleet stream at {address}: {error}") from error
+    await server.start()
+    return server, port
