@@ -2,8 +2,9 @@
 
 The question: the length of the leading run of held blocks, for all workers at once. The model:
 read the set of holders of each block, and intersect them along the prompt; a worker's run ends
-where the intersection loses it. The prompt is read in strides that grow fourfold, and no further
-than the last worker's run, so that a short match in a long prompt costs little.
+where the intersection loses it. A few blocks are sampled first, each four times as deep as the
+one before: nobody's run goes past a sample that the intersection does not survive, so that a
+short match in a long prompt costs little.
 """
 
 from collections.abc import Sequence

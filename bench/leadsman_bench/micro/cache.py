@@ -9,6 +9,7 @@ replicas of a shared conversation do. Ratios are of medians of the same run, tur
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -106,7 +107,7 @@ def _small_store(rng: np.random.Generator) -> float:
     index, times = CacheIndex(), []
     for _ in range(2000):
         keys = _keys(rng, STEP_BLOCKS)
-        times.append(_seconds(lambda keys=keys: index.store(WorkerId("0"), keys)))
+        times.append(_seconds(partial(index.store, WorkerId("0"), keys)))
     return median(times)
 
 

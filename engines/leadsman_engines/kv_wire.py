@@ -1,0 +1,237 @@
+"""vLLM's KV events on the wire: one batch's bytes to typed events, whatever the version.
+
+The question: what one engine step stored and removed, in the engine's own names. The outer batch
+is an array [time, events, rank]; inner events are maps {"type": ...} since June 2026, positional
+arrays [type, ...] before; both are read, and fields that are not known are ignored. Hashes are
+64-bit integers (negative ones are read as unsigned) or digests. One malformed event is skipped
+with its reason and the others are kept, since a gap in one block is better than in a step.
+
+`extra_keys` come untagged: the adapter's name first, then (item, offset) pairs, then a cache salt
+in a prompt's first block, then digests of embedded prompts. What cannot be told apart becomes an
+item of its own, which no prompt has: never a wrong match. Pairs of tokens, as speculative
+decoders hash them, stand for their first tokens.
+
+Source: vLLM 0.32 distributed/kv_events.py; v1/core/kv_cache_utils.py, to_event_extra_keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+from leadsman.keys import MultimodalItem
+from leadsman.records import GPU
+from leadsman.units import Seconds, TokenIds, Tokens, WorkerId
+
+from leadsman_engines.errors import EngineProtocolError
+
+EngineHash: TypeAlias = int | bytes
+"""An engine's own name of a block; the same engine names the same block the same in every tier."""
+
+_WORD: Final = 2**64 - 1
+_WHOLE_PREFIX: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStored:
+    """A copy of each of some consecutive blocks came to be.
+
+    tokens: shape (blocks x block_size,), empty where the event names hashes only. items: offsets
+    from the first token. windowed: the group keeps only part of each prefix (sliding window,
+    state), so that a hash's place among the tokens is unknown.
+    """
+
+    hashes: tuple[EngineHash, ...]
+    parent: EngineHash | None
+    tokens: TokenIds
+    block_size: Tokens
+    tier: str = GPU
+    group: int = 0
+    windowed: bool = False
+    lora: str | None = None
+    lora_id: int | None = None
+    cache_salt: str | None = None
+    items: tuple[MultimodalItem, ...] = ()
+    session: str | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Tell whether each hash names the tokens at its own place."""
+        return 0 < self.block_size * len(self.hashes) == len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRemoved:
+    """A copy of each block is gone."""
+
+    hashes: tuple[EngineHash, ...]
+    tier: str = GPU
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllBlocksCleared:
+    """Every block is gone."""
+
+
+EngineEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBatch:
+    """The events of one engine step; problems: why events of it were skipped."""
+
+    engine_time: Seconds
+    dp_rank: int | None
+    events: tuple[EngineEvent, ...]
+    problems: tuple[str, ...] = ()
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = None
+
+
+class _AnyStored(msgspec.Struct):
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int | list[int]]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class _Stored(_AnyStored, tag="BlockStored"):
+    session_id: str | None = None
+
+
+class _StoredArray(_AnyStored, array_like=True, tag="BlockStored"):
+    """Engines that sent arrays had no sessions; what they had behind the kind is ignored."""
+
+
+class _AnyRemoved(msgspec.Struct):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Removed(_AnyRemoved, tag="BlockRemoved"):
+    pass
+
+
+class _RemovedArray(_AnyRemoved, array_like=True, tag="BlockRemoved"):
+    pass
+
+
+class _AnyCleared(msgspec.Struct):
+    pass
+
+
+class _Cleared(_AnyCleared, tag="AllBlocksCleared"):
+    pass
+
+
+class _ClearedArray(_AnyCleared, array_like=True, tag="AllBlocksCleared"):
+    pass
+
+
+_batch = msgspec.msgpack.Decoder(_Batch)
+_map = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
+_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+
+
+def decode_batch(payload: bytes, worker: WorkerId) -> EngineBatch:
+    """Read one batch; raises EngineProtocolError where not even its outline can be read."""
+    try:
+        batch = _batch.decode(payload)
+    except msgspec.DecodeError as error:
+        raise EngineProtocolError(worker, f"KV event batch: {error}") from error
+    events, problems = [], []
+    for place, raw in enumerate(batch.events):
+        try:
+            events.append(_event(raw))
+        except (msgspec.DecodeError, ValueError, OverflowError, TypeError) as error:
+            problems.append(f"event {place}: {error}")
+    return EngineBatch(
+        engine_time=batch.ts,
+        dp_rank=batch.data_parallel_rank,
+        events=tuple(events),
+        problems=tuple(problems),
+    )
+
+
+def _event(raw: msgspec.Raw) -> EngineEvent:
+    first = bytes(memoryview(raw)[:1])
+    is_map = first in (b"\xde", b"\xdf") or b"\x80" <= first <= b"\x8f"
+    event = (_map if is_map else _array).decode(raw)
+    if isinstance(event, _AnyCleared):
+        return AllBlocksCleared()
+    hashes = tuple(_unsigned(name) for name in event.block_hashes)
+    tier, group = (event.medium or GPU).upper(), event.group_idx or 0
+    if isinstance(event, _AnyRemoved):
+        return BlockRemoved(hashes=hashes, tier=tier, group=group)
+    return _stored(event, hashes, tier, group)
+
+
+def _stored(
+    event: _AnyStored, hashes: tuple[EngineHash, ...], tier: str, group: int
+) -> BlockStored:
+    if event.block_size < 0:
+        raise ValueError(f"block_size is {event.block_size}")
+    parent = event.parent_block_hash
+    lora = event.lora_name
+    if lora is None and event.lora_id is not None:
+        lora = f"#{event.lora_id}"
+    salt, items = _extras(event, is_root=parent is None)
+    return BlockStored(
+        hashes=hashes,
+        parent=None if parent is None else _unsigned(parent),
+        tokens=_tokens(event.token_ids),
+        block_size=event.block_size,
+        tier=tier,
+        group=group,
+        windowed=event.kv_cache_spec_kind not in _WHOLE_PREFIX,
+        lora=lora,
+        lora_id=event.lora_id,
+        cache_salt=salt,
+        items=items,
+        session=event.session_id if isinstance(event, _Stored) else None,
+    )
+
+
+def _unsigned(name: EngineHash) -> EngineHash:
+    return name & _WORD if isinstance(name, int) else name
+
+
+def _tokens(token_ids: list[int | list[int]]) -> TokenIds:
+    """Take tokens as they are, and the first of each pair."""
+    if token_ids and isinstance(token_ids[0], list):
+        token_ids = [pair[0] for pair in token_ids if isinstance(pair, list)]
+    return np.array(token_ids, dtype=np.uint32)
+
+
+def _extras(event: _AnyStored, *, is_root: bool) -> tuple[str | None, tuple[MultimodalItem, ...]]:
+    """Find the cache salt and the items in `extra_keys`."""
+    salt: str | None = None
+    items: list[MultimodalItem] = []
+    for block, extras in enumerate(event.extra_keys or ()):
+        start = block * event.block_size
+        for extra in _without_adapter(extras or (), event.lora_name):
+            if isinstance(extra, list) and len(extra) == 2 and isinstance(extra[1], int):
+                if extra[1] >= 0:
+                    items.append(MultimodalItem(content=str(extra[0]), offset=start + extra[1]))
+            elif is_root and block == 0 and isinstance(extra, str) and salt is None:
+                salt = extra
+            else:
+                items.append(MultimodalItem(content=f"?{extra!r}", offset=start))
+    return salt, tuple(items)
+
+
+def _without_adapter(extras: Sequence[Any], lora: str | None) -> Sequence[Any]:
+    return extras[1:] if lora is not None and extras and extras[0] == lora else extras
