@@ -1,0 +1,76 @@
+"""From rows of a trace to requests with block keys, and the fleet's capacity for them."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from random import Random
+
+from leadsman.keys import block_keys, namespace_seed
+from leadsman.request import Request
+from leadsman.units import Seconds, Tokens
+from leadsman_engines.simulated.engine import SimulatedEngine
+from leadsman_engines.simulated.sequences import SimulatedRequest
+
+from leadsman_bench.conversation import ConversationModel, generate
+from leadsman_bench.prompts import token_ids
+from leadsman_bench.scenario import MODEL, WorkerSpec, wishes
+from leadsman_bench.traces import TraceRequest
+from leadsman_bench.virtual import Offer, request_id
+
+SEED = namespace_seed(secret=b"virtual", model=MODEL)
+BACKLOG = 400
+"""Requests that capacity is measured on, a worker; the first and last quarter do not count."""
+
+
+def offers(
+    rows: Iterable[TraceRequest], *, block_sizes: Iterable[Tokens], rng: Random
+) -> Iterator[Offer]:
+    """Turn rows into offers, in their order; draws what each caller asks for from `rng`."""
+    sizes = sorted(set(block_sizes))
+    for number, row in enumerate(rows):
+        wanted = wishes(row, rng)
+        tokens = token_ids(row)
+        request = Request(
+            id=request_id(number),
+            model=MODEL,
+            prompt_tokens=row.input_tokens,
+            arrived_at=row.at,
+            keys={size: block_keys(tokens, size, SEED) for size in sizes},
+            max_tokens=wanted.max_tokens,
+            max_queue_wait=wanted.max_queue_wait,
+        )
+        yield Offer(request=request, output_tokens=row.output_tokens)
+
+
+def capacity(specs: Iterable[WorkerSpec], model: ConversationModel, *, seed: int) -> list[float]:
+    """Measure each worker's requests a second under a backlog of conversations.
+
+    All of one family go to one worker, as routing by cache would send them. A worker that is too
+    small for a prompt gets the others.
+    """
+    found: list[float] = []
+    for number, spec in enumerate(specs):
+        rows = generate(model, requests_per_s=1.0, seed=seed + number)
+        fitting = (row for row in rows if row.input_tokens + 4096 < spec.settings.max_model_len)
+        found.append(_backlogged(spec, islice(fitting, BACKLOG), seed))
+    return found
+
+
+def _backlogged(spec: WorkerSpec, rows: Iterable[TraceRequest], seed: int) -> float:
+    engine = SimulatedEngine(spec.settings, spec.hardware, Random(f"{seed}/{spec.name}/capacity"))
+    for number, row in enumerate(rows):
+        keys = block_keys(token_ids(row), spec.settings.block_size, SEED)
+        engine.submit(
+            SimulatedRequest(
+                id=str(number),
+                prompt_tokens=row.input_tokens,
+                prompt_hashes=keys.tolist(),
+                output_tokens=row.output_tokens,
+            ),
+            0.0,
+        )
+    ends: list[Seconds] = []
+    while (moment := engine.next_time()) is not None:
+        for output in engine.advance(moment + 60.0):
+            ends += [output.ended_at] * len(output.finished)
+    quarter = len(ends) // 4
+    return (len(ends) - 2 * quarter) / (ends[-quarter - 1] - ends[quarter])

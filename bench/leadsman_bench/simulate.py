@@ -1,0 +1,244 @@
+"""`leadsman bench simulate`: hours of a fleet's life in minutes, every prediction graded.
+
+The decision code is the one that serves live traffic; engines, network and callers are simulated
+(`virtual`, `scenario`, `offers`). Every worker starts with an unmeasured curve. Arrivals are open
+loop: nothing waits for an answer. The same seed gives the same figures to the last digit.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from pathlib import Path
+from random import Random
+from typing import TextIO
+
+import msgspec
+from leadsman.budget import Budget
+from leadsman.fleet import Fleet
+from leadsman.prediction import Decision, Refused
+from leadsman.records import Outcome, Record
+from leadsman.request import Request
+from leadsman.units import Seconds, WorkerId
+
+from leadsman_bench.conversation import ConversationModel, bundled_model, generate, warped
+from leadsman_bench.offers import capacity, offers
+from leadsman_bench.picture import Mark, Page, draw_all
+from leadsman_bench.report import groups, lines, table, worst
+from leadsman_bench.scenario import MEAN_LOAD, WorkerSpec, arrival, incidents, load_at, workers
+from leadsman_bench.summary import Counts, Graded, Summary, summarise
+from leadsman_bench.virtual import Offer, Stream, VirtualFleet
+
+REQUESTS = 100_000
+MARKS_DRAWN = 20_000
+
+
+class LivePicker:
+    """The core's Fleet with one budget for all, as a picker has it."""
+
+    def __init__(self, budget: Budget, rng: Random) -> None:
+        self._fleet = Fleet()
+        self._budget = budget
+        self._rng = rng
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in a record of fleet state."""
+        self._fleet.apply(record, now)
+
+    def decide(self, request: Request, now: Seconds) -> Decision:
+        """Admit the request on one worker, or refuse it."""
+        return self._fleet.decide(request, self._budget, now, self._rng)
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        return self._fleet.wants_witness(worker)
+
+
+@dataclass(slots=True)
+class Grades:
+    """Grades streams as they end, so that no request is held longer than it lives."""
+
+    graded: list[Graded] = field(default_factory=list)
+    refused_for: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    unpriced: int = 0
+
+    def ended(self, stream: Stream) -> None:
+        """Grade a stream, or count it where there is nothing to grade."""
+        prediction, actual = stream.admitted.prediction, stream.ttft
+        if stream.outcome is not Outcome.FINISHED or actual is None:
+            self.lost += 1
+        elif prediction is None:
+            self.unpriced += 1
+        else:
+            request, price = stream.offer.request, prediction.price
+            self.graded.append(
+                Graded(
+                    request=request.id,
+                    worker=stream.admitted.worker,
+                    at=stream.sent_at,
+                    prompt_tokens=request.prompt_tokens,
+                    predicted=price.ttft,
+                    actual=actual,
+                    predicted_wait=price.queue_wait,
+                    credited=price.cached_tokens,
+                    reused=stream.reused,
+                    bound=request.max_queue_wait,
+                    curve=prediction.curve,
+                    load=load_at(stream.sent_at),
+                )
+            )
+
+    def refused(self, _offer: Offer, refused: Refused) -> None:
+        """Count a refusal by its reason."""
+        self.refused_for[refused.reason.value] += 1
+
+    def summary(self, workers: int) -> Summary:
+        """Sum up what was graded and counted."""
+        counts = Counts(
+            workers=workers, refused=self.refused_for, lost=self.lost, unpriced=self.unpriced
+        )
+        return summarise(self.graded, counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How much to simulate: so many requests, or so many hours of virtual time."""
+
+    requests: int | None = REQUESTS
+    hours: float | None = None
+
+    def of(self, rows: Iterator[Offer]) -> Iterator[Offer]:
+        """Cut offers to the length."""
+        if self.hours is not None:
+            end = self.hours * 3600
+            rows = takewhile(lambda offer: offer.request.arrived_at < end, rows)
+        return islice(rows, self.requests) if self.requests is not None else rows
+
+
+class Progress:
+    """A line on the terminal that says how far a run is; silent where nobody watches."""
+
+    def __init__(self, stream: TextIO, length: Length) -> None:
+        self._stream = stream if stream.isatty() else None
+        self._length = length
+        self._began = self._said = time.perf_counter()
+
+    def say(self, number: int, at: Seconds) -> None:
+        """Say where the run is, at most five times a second."""
+        now = time.perf_counter()
+        if self._stream is None or now - self._said < 0.2:
+            return
+        self._said = now
+        of = f" of {self._length.requests:,}" if self._length.requests else ""
+        cost = (now - self._began) / max(number, 1) * 1e3
+        self._stream.write(
+            f"\r{number:,}{of} requests, {at / 3600:.2f} h of virtual time, "
+            f"load {load_at(at):.2f}, {cost:.1f} ms a request   "
+        )
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._stream is not None:
+            self._stream.write("\n")
+
+
+def simulate(
+    length: Length, *, seed: int, specs: Sequence[WorkerSpec], progress: Progress | None = None
+) -> Grades:
+    """Run a fleet of these workers under the conversation model; return the grades."""
+    model = bundled_model()
+    grades = Grades()
+    picker = LivePicker(Budget(), Random(f"{seed}/decisions"))
+    fleet = VirtualFleet(specs, picker, grades, seed=seed)
+    traffic = length.of(_traffic(specs, model, seed))
+    for number, now in enumerate(
+        fleet.run(traffic, incidents(len(specs), Random(f"{seed}/incidents"))), start=1
+    ):
+        if progress is not None:
+            progress.say(number, now)
+    return grades
+
+
+def _traffic(specs: Sequence[WorkerSpec], model: ConversationModel, seed: int) -> Iterator[Offer]:
+    per_s = sum(capacity(specs, model, seed=seed)) * MEAN_LOAD
+    rows = warped(generate(model, requests_per_s=per_s, seed=seed), arrival)
+    sizes = [spec.settings.block_size for spec in specs]
+    return offers(rows, block_sizes=sizes, rng=Random(f"{seed}/callers"))
+
+
+def main(argv: list[str]) -> int:
+    """Run `leadsman bench simulate`."""
+    arguments = _parser().parse_args(argv)
+    length = Length(
+        requests=arguments.requests or (None if arguments.hours else REQUESTS),
+        hours=arguments.hours,
+    )
+    specs = workers()
+    progress = Progress(sys.stderr, length)
+    began = time.perf_counter()
+    grades = simulate(length, seed=arguments.seed, specs=specs, progress=progress)
+    progress.end()
+    _print(grades, grades.summary(len(specs)), arguments.worst)
+    print(f"{time.perf_counter() - began:.0f} s of computing")
+    if arguments.json:
+        arguments.json.write_bytes(
+            msgspec.json.format(msgspec.json.encode(grades.summary(len(specs))), indent=1) + b"\n"
+        )
+    if arguments.picture:
+        arguments.picture.mkdir(parents=True, exist_ok=True)
+        draw_simulation(grades, len(specs), arguments.picture)
+    return 0
+
+
+def draw_simulation(grades: Grades, workers: int, folder: Path) -> list[Path]:
+    """Draw a run, at most MARKS_DRAWN of its requests."""
+    step = max(1, len(grades.graded) // MARKS_DRAWN)
+    found = lines(grades.summary(workers))
+    page = Page(
+        title="Predicted and real time to first token",
+        subtitle=f"{len(grades.graded):,} requests on {workers} workers in virtual time",
+        rows=[(line.what, line.value) for line in found],
+    )
+    return draw_all(list(map(mark, grades.graded[::step])), page, folder, "simulate")
+
+
+def mark(one: Graded) -> Mark:
+    """Make the picture's mark of a graded request."""
+    return Mark(
+        worker=one.worker,
+        predicted=one.predicted,
+        actual=one.actual,
+        cache_matched=one.cache_matched,
+        measured=one.curve != "unmeasured",
+    )
+
+
+def _print(grades: Grades, summary: Summary, count: int) -> None:
+    from rich.console import Console
+
+    console = Console()
+    title = f"{summary.requests:,} requests on {summary.workers} workers in virtual time"
+    console.print(table(title, lines(summary)))
+    console.print(groups("By offered load, in units of capacity", summary.by_load))
+    console.print(groups("By worker", summary.by_worker))
+    console.print(groups("By where the curve came from", summary.by_curve))
+    if count:
+        console.print(worst(grades.graded, count))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leadsman bench simulate", description="Grade predictions on a fleet in virtual time."
+    )
+    parser.add_argument("--requests", type=int, help=f"how many requests (default {REQUESTS:,})")
+    parser.add_argument("--hours", type=float, help="how many hours of virtual time instead")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--picture", type=Path, help="draw the run into this folder")
+    parser.add_argument("--worst", type=int, default=0, help="list the so many worst predictions")
+    return parser

@@ -1,0 +1,380 @@
+"""A fleet in virtual time: simulated engines, and what a picker gets to see of them.
+
+No sockets and no waiting: the loop goes from one request's arrival to the next, lets every engine
+run up to that moment, hands the picker what has been seen by then, and asks it to decide. Engines
+run no further, since the next decision may send them work.
+
+The picker sees what it would see live: the first chunk of every stream, all chunks of the streams
+that it wants as witnesses, the last chunk's usage, KV events with the engine's own time, a load
+sample each half second; each a little late, in the order of its connection. It is told of settings
+when a worker comes, and of a restart by a sequence that begins again.
+
+Ignored: loss of events (engines/ has its tests), traffic that does not come through the picker.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Protocol, assert_never
+
+import numpy as np
+from leadsman.prediction import Admitted, Decision, Refused
+from leadsman.records import (
+    Cleared,
+    Ended,
+    KvEvent,
+    KvEvents,
+    LoadSample,
+    Outcome,
+    Record,
+    Removed,
+    Stored,
+    TokensSeen,
+    WorkerSeen,
+)
+from leadsman.request import Request
+from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+from leadsman_engines.simulated.blocks import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from leadsman_engines.simulated.engine import SimulatedEngine, StepOutput
+from leadsman_engines.simulated.sequences import SimulatedRequest
+
+from leadsman_bench.scenario import DOWN_FOR, Incident, WorkerSpec, reconfigured
+
+LOAD_EVERY: Seconds = 0.5
+NETWORK: Seconds = 0.0005
+"""From one machine to another, the least."""
+
+CHUNK_LATE: Seconds = 0.0005
+EVENTS_LATE: Seconds = 0.001
+"""Means of the exponential part of a delay: proxy and picker, publisher and collector."""
+
+NOTICED_AFTER: Seconds = 0.5
+"""Until a collector knows that an engine is gone."""
+
+
+class Picker(Protocol):
+    """What decides: the core's Fleet with its budget and chance, or a baseline."""
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in a record of fleet state."""
+        ...
+
+    def decide(self, request: Request, now: Seconds) -> Decision:
+        """Admit the request on one worker, or refuse it."""
+        ...
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A request of the run, as the picker sees it, and how long its answer will be."""
+
+    request: Request
+    output_tokens: Tokens
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """A request that was sent to a worker, and what happened to it."""
+
+    offer: Offer
+    admitted: Admitted
+    sent_at: Seconds
+    first_at: Seconds | None = None
+    ended_at: Seconds | None = None
+    reused: Tokens | None = None
+    tokens: Tokens = 0
+    is_witness: bool = False
+    seen_at: Seconds = 0.0
+    outcome: Outcome | None = None
+
+    @property
+    def ttft(self) -> Seconds | None:
+        """Seconds from the pick to the first chunk; None where none came."""
+        return None if self.first_at is None else self.first_at - self.sent_at
+
+
+class Keeper(Protocol):
+    """What keeps a run's results; nothing else holds a request once it is over."""
+
+    def ended(self, stream: Stream) -> None:
+        """Keep how a stream ended."""
+        ...
+
+    def refused(self, offer: Offer, refused: Refused) -> None:
+        """Keep a refusal."""
+        ...
+
+
+class VirtualWorker:
+    """One engine and its streams; what can be seen of it goes to `see(at, record)`."""
+
+    def __init__(
+        self, spec: WorkerSpec, rng: Random, see: Callable[[Seconds, Record], None]
+    ) -> None:
+        self.spec = spec
+        self.id = WorkerId(spec.name)
+        self.rng = rng
+        self.streams: dict[str, Stream] = {}
+        self.down_until: Seconds | None = None
+        self._see = see
+        self._engine = SimulatedEngine(spec.settings, spec.hardware, rng)
+        self._sequence = 0
+        self._events_seen_at: Seconds = 0.0
+        self._clock_ahead = rng.uniform(-0.002, 0.002)
+
+    def announce(self, at: Seconds, *, ready: bool = True) -> None:
+        """Say that the worker is there, or not ready."""
+        self._see(
+            at,
+            WorkerSeen(
+                worker=self.id, endpoint=self.spec.name, settings=self.spec.reported, ready=ready
+            ),
+        )
+
+    def submit(self, stream: Stream, now: Seconds) -> None:
+        """Send a request to the engine. Where it is down, the request is lost at once."""
+        request = stream.offer.request
+        if self.down_until is not None:
+            self._lose(stream, now)
+            return
+        keys = request.keys[self.spec.settings.block_size]
+        self.streams[request.id] = stream
+        self._engine.submit(
+            SimulatedRequest(
+                id=request.id,
+                prompt_tokens=request.prompt_tokens,
+                prompt_hashes=keys.tolist(),
+                output_tokens=stream.offer.output_tokens,
+                max_tokens=request.max_tokens,
+                session_id=request.id,
+                priority=request.priority,
+                reads_cache=request.reads_cache,
+            ),
+            now + NETWORK,
+        )
+
+    def advance(self, until: Seconds, wants_witness: Callable[[WorkerId], bool]) -> list[Stream]:
+        """Let the engine run, and return the streams that ended."""
+        moment = self._engine.next_time()
+        if moment is None or moment > until:
+            return []
+        ended: list[Stream] = []
+        for output in self._engine.advance(until):
+            self._see_events(output)
+            for request_id, reused in output.first.items():
+                stream = self.streams[request_id]
+                stream.reused = reused
+                stream.is_witness = wants_witness(self.id)
+            for end in output.ends:
+                self._see_tokens(output, end)
+            ended += [self._finish(self.streams.pop(done)) for done in output.finished]
+        return ended
+
+    def sample(self, now: Seconds) -> None:
+        """Report the engine's load."""
+        if self.down_until is not None:
+            return
+        engine = self._engine
+        self._see(
+            now + NETWORK,
+            LoadSample(
+                worker=self.id,
+                at=now + NETWORK,
+                running=engine.running,
+                waiting=engine.waiting,
+                kv_usage=engine.kv_usage,
+            ),
+        )
+
+    def stop(self, now: Seconds) -> list[Stream]:
+        """Kill the engine: every stream breaks; return them."""
+        lost = [self.streams.pop(request_id) for request_id in self._engine.restart()]
+        for stream in lost:
+            self._lose(stream, now)
+        self.down_until = now + DOWN_FOR
+        self.announce(now + NOTICED_AFTER, ready=False)
+        return lost
+
+    def start(self, now: Seconds, spec: WorkerSpec) -> None:
+        """Start the engine again with an empty cache; its events count from 0 again."""
+        self.spec, self.down_until, self._sequence = spec, None, 0
+        self._engine = SimulatedEngine(spec.settings, spec.hardware, self.rng)
+        self.announce(now)
+        self._publish((Cleared(),), now)
+
+    def slow_down(self, factor: float) -> None:
+        """Stretch the engine's steps from now on."""
+        self._engine.slowdown = factor
+
+    def _see_events(self, output: StepOutput) -> None:
+        if output.events:
+            self._publish(tuple(map(_core_event, output.events)), output.ended_at)
+
+    def _publish(self, events: tuple[KvEvent, ...], at: Seconds) -> None:
+        late = NETWORK + self.rng.expovariate(1 / EVENTS_LATE)
+        self._events_seen_at = seen_at = max(self._events_seen_at, at + late)
+        record = KvEvents(
+            worker=self.id,
+            sequence=self._sequence,
+            engine_time=at + self._clock_ahead,
+            received_at=seen_at,
+            events=events,
+        )
+        self._sequence += 1
+        self._see(seen_at, record)
+
+    def _see_tokens(self, output: StepOutput, moment: Seconds) -> None:
+        for request_id in output.tokens:
+            stream = self.streams[request_id]
+            stream.tokens += 1
+            if stream.tokens == 1 or stream.is_witness:
+                late = NETWORK + self.rng.expovariate(1 / CHUNK_LATE)
+                stream.seen_at = at = max(stream.seen_at, moment + late)
+                if stream.tokens == 1:
+                    stream.first_at = at
+                seen = TokensSeen(
+                    worker=self.id,
+                    request=stream.offer.request.id,
+                    at=at,
+                    tokens=stream.tokens,
+                )
+                self._see(at, seen)
+            stream.ended_at = moment
+
+    def _finish(self, stream: Stream) -> Stream:
+        assert stream.ended_at is not None
+        late = NETWORK + self.rng.expovariate(1 / CHUNK_LATE)
+        self._end(stream, Outcome.FINISHED, max(stream.seen_at, stream.ended_at + late))
+        return stream
+
+    def _lose(self, stream: Stream, now: Seconds) -> None:
+        self._end(stream, Outcome.ENGINE_GONE, max(stream.seen_at, now + NETWORK))
+
+    def _end(self, stream: Stream, outcome: Outcome, at: Seconds) -> None:
+        stream.outcome, stream.ended_at = outcome, at
+        finished = outcome is Outcome.FINISHED
+        self._see(
+            at,
+            Ended(
+                worker=self.id,
+                request=stream.offer.request.id,
+                at=at,
+                outcome=outcome,
+                completion_tokens=stream.tokens if finished else None,
+                cached_tokens=stream.reused if finished else None,
+            ),
+        )
+
+
+class VirtualFleet:
+    """Workers, a picker, and what the one has yet to see of the others."""
+
+    def __init__(
+        self, specs: Iterable[WorkerSpec], picker: Picker, keeper: Keeper, *, seed: int
+    ) -> None:
+        self.now: Seconds = 0.0
+        self.records = 0
+        self._picker = picker
+        self._keeper = keeper
+        self._order = count()
+        self._unseen: list[tuple[Seconds, int, Record]] = []
+        self._sample_at: Seconds = 0.0
+        self._rng = Random(f"{seed}/incidents")
+        self.workers = [
+            VirtualWorker(spec, Random(f"{seed}/{spec.name}"), self._will_see) for spec in specs
+        ]
+        self._by_id = {worker.id: worker for worker in self.workers}
+        for worker in self.workers:
+            worker.announce(0.0)
+
+    def run(self, offers: Iterator[Offer], incidents: Iterator[Incident]) -> Iterator[Seconds]:
+        """Serve the offers, and let all streams end; yield the time after each offer."""
+        incident = next(incidents, None)
+        for offer in offers:
+            now = offer.request.arrived_at
+            while incident is not None and incident.at <= now:
+                self._to(incident.at)
+                self._befall(incident)
+                incident = next(incidents, None)
+            self._to(now)
+            self._serve(offer, now)
+            yield now
+        while any(worker.streams for worker in self.workers):
+            self._to(self.now + LOAD_EVERY)
+
+    def _will_see(self, at: Seconds, record: Record) -> None:
+        heappush(self._unseen, (at, next(self._order), record))
+
+    def _to(self, now: Seconds) -> None:
+        """Let time pass up to `now`."""
+        while self._sample_at <= now:
+            self._pass(self._sample_at)
+            for worker in self.workers:
+                worker.sample(self._sample_at)
+            self._sample_at += LOAD_EVERY
+        self._pass(now)
+        self.now = now
+
+    def _pass(self, now: Seconds) -> None:
+        wants = self._picker.wants_witness
+        for worker in self.workers:
+            if worker.down_until is not None:
+                if worker.down_until > now:
+                    continue
+                worker.start(worker.down_until, worker.spec)
+            for stream in worker.advance(now, wants):
+                self._keeper.ended(stream)
+        unseen, apply = self._unseen, self._picker.apply
+        while unseen and unseen[0][0] <= now:
+            at, _, record = heappop(unseen)
+            apply(record, at)
+            self.records += 1
+
+    def _serve(self, offer: Offer, now: Seconds) -> None:
+        decision = self._picker.decide(offer.request, now)
+        match decision:
+            case Admitted():
+                stream = Stream(offer=offer, admitted=decision, sent_at=now)
+                worker = self._by_id[decision.worker]
+                worker.submit(stream, now)
+                if stream.outcome is not None:
+                    self._keeper.ended(stream)
+            case Refused():
+                self._keeper.refused(offer, decision)
+            case other:
+                assert_never(other)
+
+    def _befall(self, incident: Incident) -> None:
+        worker = self.workers[incident.worker]
+        if incident.kind == "speed":
+            worker.slow_down(incident.slowdown)
+        elif worker.down_until is None:
+            for stream in worker.stop(incident.at):
+                self._keeper.ended(stream)
+            if incident.kind == "reconfigure":
+                settings = reconfigured(worker.spec.settings, self._rng)
+                spec = worker.spec
+                worker.spec = WorkerSpec(name=spec.name, settings=settings, hardware=spec.hardware)
+
+
+def _core_event(event: CacheEvent) -> KvEvent:
+    match event:
+        case BlocksStored():
+            return Stored(keys=np.array(event.hashes, dtype=np.uint64), session=event.session_id)
+        case BlocksRemoved():
+            return Removed(keys=np.array(event.hashes, dtype=np.uint64))
+        case CacheCleared():
+            return Cleared()
+        case other:
+            assert_never(other)
+
+
+def request_id(number: int) -> RequestId:
+    """Name the request of that number."""
+    return RequestId(f"r{number}")
