@@ -1,0 +1,99 @@
+"""What a set of requests may take, and what a refusal of one of them looks like: declared, frozen.
+
+A bound on the queue wait covers waiting behind other work only; a TTFT objective bounds the whole.
+Both are kept at `confidence`: a request is admitted where the chance to keep them is at least that.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from leadsman.prediction import Reason
+from leadsman.units import Seconds
+
+Mode = Literal["enforce", "shadow"]
+
+MAX_QUEUE_WAIT_RANGE: tuple[Seconds, Seconds] = (5.0, 300.0)
+"""What a request may ask for as its `max_queue_wait_s`; anything else is its mistake."""
+
+LONGEST_RETRY_AFTER: Seconds = 120.0
+"""Beyond this both SDK families stop honouring Retry-After, so callers are told to fall back.
+Source: openai 3.57 and anthropic 2.14, _base_client.py."""
+
+STATUSES: Mapping[Reason, int] = MappingProxyType(
+    {
+        Reason.WOULD_WAIT_TOO_LONG: 429,
+        Reason.WOULD_MISS_TTFT: 429,
+        Reason.OVER_SHARE: 429,
+        Reason.OVERLOADED: 429,
+        Reason.BURST_DEFERRED: 503,
+        Reason.NO_ENDPOINT: 503,
+    }
+)
+"""The HTTP status of each reason where a budget does not say otherwise."""
+
+
+class BudgetError(ValueError):
+    """A budget's field that cannot be meant: `field` names it, `problem` says what is wrong."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The wishes of one set of requests. Raises BudgetError, which names the field.
+
+    max_queue_wait, ttft: bounds of requests that bring none of their own; None: unbounded.
+    overload: predicted queue wait above which even unbounded requests are refused; None: never.
+    should_retry: False tells refused callers to fall back at once.
+    retry_jitter: share of the projected wait over which returns are spread, at least one second.
+    session_move_cost: how much cheaper another worker must be before a session leaves its home.
+        Chosen, not measured: the price has this turn's prefill in it already, so what is left is
+        the cache that a second copy of the conversation pushes out.
+    probes: share of refusals that are admitted at random, to see what became of them.
+    """
+
+    name: str = "default"
+    max_queue_wait: Seconds | None = None
+    ttft: Seconds | None = None
+    confidence: float = 0.9
+    overload: Seconds | None = None
+    statuses: Mapping[Reason, int] = field(default_factory=lambda: STATUSES)
+    should_retry: bool = True
+    retry_jitter: float = 0.1
+    mode: Mode = "enforce"
+    session_move_cost: Seconds = 0.25
+    probes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_queue_wait", "ttft", "overload"):
+            seconds = getattr(self, name)
+            if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+                raise BudgetError(name, f"{seconds} is not a positive number of seconds")
+        if not 0.5 <= self.confidence < 1:
+            raise BudgetError("confidence", f"{self.confidence} is not in [0.5, 1)")
+        for name in ("retry_jitter", "probes"):
+            share = getattr(self, name)
+            if not 0 <= share <= 1:
+                raise BudgetError(name, f"{share} is not a share between 0 and 1")
+        if not (math.isfinite(self.session_move_cost) and self.session_move_cost >= 0):
+            raise BudgetError("session_move_cost", f"{self.session_move_cost} s is negative")
+        if self.mode not in {"enforce", "shadow"}:
+            raise BudgetError("mode", f"{self.mode!r} is neither 'enforce' nor 'shadow'")
+        self._check_statuses()
+
+    def status(self, reason: Reason) -> int:
+        """HTTP status of a refusal for this reason."""
+        return self.statuses.get(reason, STATUSES[reason])
+
+    def _check_statuses(self) -> None:
+        for reason, status in self.statuses.items():
+            if not 400 <= status <= 599:
+                raise BudgetError("statuses", f"{reason}: {status} is no HTTP error status")
+        if self.status(Reason.NO_ENDPOINT) != 503:
+            raise BudgetError("statuses", "no_endpoint: the endpoint picker protocol demands 503")

@@ -1,0 +1,144 @@
+"""The workers that could serve one request, and what is predicted of it on some of them.
+
+A prediction costs a replay, so it is made only where it is asked for and at most once a decision:
+routing and admission look at the same ones. What is cheap is known of every worker, as arrays: the
+floors, below which no replay can come.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from leadsman.prediction import Prediction, Price
+from leadsman.request import Request
+from leadsman.returns import Returns
+from leadsman.units import Seconds, Tokens, WorkerId
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Candidate(Protocol):
+    """One worker that could serve the request."""
+
+    @property
+    def worker(self) -> WorkerId:
+        """Which worker this is."""
+        ...
+
+    @property
+    def endpoint(self) -> str:
+        """Where its requests are sent, `host:port`."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests now."""
+        ...
+
+    def price(self, request: Request, now: Seconds) -> Price:
+        """Replay the worker with the request in its queue; reads only, 50-300 us."""
+        ...
+
+    def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:
+        """Add to a price how far off it may be, and what it rests on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The workers that could serve one request, and what is known of them without a replay.
+
+    Arrays have shape (workers,). cached: prompt tokens credited now. own_floors: seconds that the
+    request's own prefill takes at least. wait_floors: seconds of prefill that are surely ahead of
+    it. measured: False where the curve is nobody's measurement. home: where its session lives.
+    returns: when callers refused by this pool come back.
+    """
+
+    workers: Sequence[Candidate]
+    cached: Ints
+    own_floors: Floats
+    wait_floors: Floats
+    measured: Bools
+    home: WorkerId | None = None
+    returns: Returns = field(default_factory=Returns)
+
+    def ready(self) -> "Candidates":
+        """Keep only the workers that are ready."""
+        return self._those([worker.ready for worker in self.workers])
+
+    def only(self, endpoints: Collection[str]) -> "Candidates":
+        """Keep only the workers at these endpoints: a gateway's subset hint."""
+        return self._those([worker.endpoint in endpoints for worker in self.workers])
+
+    def _those(self, kept: list[bool]) -> "Candidates":
+        if all(kept):
+            return self
+        mask = np.array(kept, dtype=np.bool_)
+        return Candidates(
+            workers=[worker for worker, keep in zip(self.workers, kept, strict=True) if keep],
+            cached=self.cached[mask],
+            own_floors=self.own_floors[mask],
+            wait_floors=self.wait_floors[mask],
+            measured=self.measured[mask],
+            home=self.home,
+            returns=self.returns,
+        )
+
+
+def own_prefill_floors(curves: Floats, prompt_tokens: Tokens, cached: Ints) -> Floats:
+    """Seconds of the request's own prefill on each worker.
+
+    curves: (overhead, a, b) of each worker, shape (workers, 3); cached: shape (workers,).
+    """
+    new, total = prompt_tokens - cached, prompt_tokens + cached
+    floors: Floats = curves[:, 0] + new * (curves[:, 1] + curves[:, 2] * total)
+    return floors
+
+
+class Soundings:
+    """The predictions of one decision, each made at most once: routing and admission share them."""
+
+    def __init__(
+        self, request: Request, candidates: Candidates, confidence: float, now: Seconds
+    ) -> None:
+        self.request = request
+        self.candidates = candidates
+        self.now = now
+        self.floors: Floats = candidates.own_floors + candidates.wait_floors
+        self._confidence = confidence
+        self._made: dict[int, Prediction] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._made
+
+    def sound(self, index: int) -> Prediction:
+        """Predict the request on one worker."""
+        if index not in self._made:
+            worker = self.candidates.workers[index]
+            price = worker.price(self.request, self.now)
+            self._made[index] = worker.predict(price, self._confidence, self.now)
+        return self._made[index]
+
+    def by_ttft(self) -> list[int]:
+        """List the workers sounded so far, cheapest first."""
+        return sorted(self._made, key=lambda index: self._made[index].price.ttft)
+
+    def predictions(self) -> tuple[Prediction, ...]:
+        """Give what was predicted so far, cheapest first."""
+        return tuple(self._made[index] for index in self.by_ttft())
+
+    def fallbacks(self, chosen: int, most: int = 3) -> tuple[str, ...]:
+        """Endpoints to try after the chosen one: by price, then by floor where none was made."""
+        by_floor = np.argsort(self.floors)[: most + 1 + len(self._made)].tolist()
+        order = dict.fromkeys([chosen, *self.by_ttft(), *by_floor])
+        workers = self.candidates.workers
+        endpoints = dict.fromkeys(workers[index].endpoint for index in order)
+        return tuple(endpoints)[1 : most + 1]

@@ -1,0 +1,59 @@
+"""The one decision: where a request goes, or why it goes nowhere. Pure: `now` and `rng` come in.
+
+Routing and admission look at the same soundings, so that a request is never refused by one estimate
+and sent by another.
+"""
+
+from random import Random
+from typing import Literal
+
+from leadsman.admit import Excess, admit, book, no_endpoint, refuse
+from leadsman.budget import Budget
+from leadsman.candidates import Candidates, Soundings
+from leadsman.prediction import Admitted, Decision, Refused
+from leadsman.request import Request
+from leadsman.route import route
+from leadsman.units import Seconds
+
+Because = Literal["cheapest", "home", "cache", "shadow", "probe"]
+
+
+def decide(
+    request: Request, candidates: Candidates, budget: Budget, now: Seconds, rng: Random
+) -> Decision:
+    """Admit the request to one worker, or refuse it.
+
+    Reads the candidates; changes only their booked returns, when it refuses. In shadow mode, and
+    for the budget's share of probes, what would be refused is admitted where routing sends it, and
+    the refusal goes along.
+    """
+    ready = candidates.ready()
+    if not ready.workers:
+        return no_endpoint(request, budget, rng)
+    soundings = Soundings(request, ready, budget.confidence, now)
+    choice = route(soundings, budget, rng)
+    verdict = admit(soundings, choice, budget)
+    if not isinstance(verdict, Excess):
+        return _admitted(soundings, verdict.index, verdict.because)
+    refused = refuse(verdict, soundings, budget, rng)
+    if budget.mode == "shadow":
+        return _admitted(soundings, choice.index, "shadow", refused)
+    if rng.random() < budget.probes:
+        return _admitted(soundings, choice.index, "probe", refused)
+    return book(refused, verdict, soundings)
+
+
+def _admitted(
+    soundings: Soundings, index: int, because: Because, refusal: Refused | None = None
+) -> Admitted:
+    worker = soundings.candidates.workers[index]
+    return Admitted(
+        request=soundings.request.id,
+        worker=worker.worker,
+        endpoint=worker.endpoint,
+        prediction=soundings.sound(index),
+        fallbacks=soundings.fallbacks(index),
+        candidates=soundings.predictions(),
+        because=because,
+        refusal=refusal,
+    )
