@@ -206,7 +206,10 @@ class CurveLearner:
 
 
 def best_known(own: CurveLearner, peers: Iterable[CurveLearner]) -> KnownCurve:
-    """Choose a worker's curve: its own; its own rate; one of a peer's like it; the default."""
+    """Choose a worker's curve: its own; its own rate; that of a peer like it; the default.
+
+    May fit every peer anew: for when a sample came, not for every decision.
+    """
     if (curve := own.curve) is not None:
         return KnownCurve(curve=curve, provenance="own")
     alike = (peer for peer in peers if peer is not own and peer.fingerprint == own.fingerprint)
