@@ -26,7 +26,7 @@ from leadsman.units import BlockKey, Tokens
 PRIOR_MEAN = 300.0
 """Tokens assumed of an answer before any has finished, geometrically spread: as in chats."""
 
-PRIOR_WEIGHT = 4.0
+PRIOR_WEIGHT = 0.5
 """How many answers the assumption counts as; it fades like an old sample."""
 
 HALF_LIFE = 1000.0

@@ -67,6 +67,32 @@ class Mirror:
         self._began: Seconds = 0.0
         self._last_seconds: Seconds = 0.0
 
+    # -- what is asked of it -------------------------------------------------------------------
+
+    @property
+    def wants_witness(self) -> bool:
+        """Whether one more stream should be read chunk by chunk."""
+        return sum(flight.is_witness for flight in self.flights.values()) < WITNESSES
+
+    @property
+    def queued_tokens(self) -> Tokens:
+        """Prompt tokens that are not computed yet, of all in flight, whatever may be cached."""
+        return sum(
+            seq.target - seq.computed for seq in (*self.replay.prefilling, *self.replay.waiting)
+        )
+
+    @property
+    def queued_seconds(self) -> Seconds:
+        """Seconds of prefill that are surely ahead of a new request: those of a first-come queue
+        whose cache is warm for all that waits.
+        """
+        if self.settings.policy != "fcfs" or self.settings.long_prefill_token_threshold:
+            return 0.0
+        weights, ahead = self.learner.weights, 0.0
+        for seq in self.replay.prefilling[:-1]:
+            ahead += weights.a * (seq.target - seq.computed)
+        return ahead
+
     # -- what comes from outside ---------------------------------------------------------------
 
     def grant(self, granted: Granted, expected: Tokens) -> Flight:
@@ -100,9 +126,8 @@ class Mirror:
         if flight is None:
             return
         if flight.first_at is None:
+            flight.is_witness = self.wants_witness
             flight.first_at = at
-            witnesses = sum(other.is_witness for other in self.flights.values())
-            flight.is_witness = witnesses < WITNESSES
         self._saw_generated(flight.seq, tokens, at)
 
     def saw_end(self, ended: Ended) -> Flight | None:
@@ -254,29 +279,30 @@ class Mirror:
 
     def lookup(self, seq: Seq) -> Hit:
         """Look up what `seq` finds cached if it is admitted in the next step."""
-        return self.find(seq, 0, self._seq_of)
-
-    def find(self, seq: Seq, cutoff: int, seq_of: Callable[[RequestId], Seq | None]) -> Hit:
-        """Look up `seq` behind `cutoff` in the free queue, and in what others have stored by then.
-
-        seq_of: finds those that were in flight before it, as far as they have come.
-        """
-        size = self.settings.block_size
-        most = min((seq.target - 1) // size, len(seq.keys))
-        if not (seq.reads_cache and self.settings.enable_prefix_caching and most > 0):
+        most = self.readable(seq)
+        if not most:
             return Hit(0, 0)
-        depth = self.pool.depth(seq.keys, most, cutoff)
+        depth = self.pool.depth(seq.keys, most)
         pinned = self.pool.pinned(seq.keys, depth)
         for request, common in seq.kin:
-            other = seq_of(request) if common > depth else None
-            if other is not None:
-                stored = min(common, other.computed // size, most)
+            flight = self.flights.get(request) if common > pinned else None
+            if flight is not None and flight.seq.cached is not None:
+                stored = min(common, flight.seq.computed // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
-        return Hit(depth * size, pinned)
+        return Hit(depth * self.settings.block_size, pinned)
 
-    def _seq_of(self, request: RequestId) -> Seq | None:
-        flight = self.flights.get(request)
-        return None if flight is None or flight.seq.cached is None else flight.seq
+    def readable(self, seq: Seq) -> Blocks:
+        """Count the blocks that `seq` could find cached at most: never its last token."""
+        if not (seq.reads_cache and self.settings.enable_prefix_caching):
+            return 0
+        return min((seq.target - 1) // self.settings.block_size, len(seq.keys))
+
+    def free_blocks(self) -> Blocks:
+        """Count the blocks that no running request holds, cached or not."""
+        size = self.settings.block_size
+        running = [*self.replay.prefilling, *self.replay.decoding.values()]
+        partial = sum(1 for seq in running if self._computed(seq) % size)
+        return max(0, self.settings.num_blocks - len(self.pool.pins) - partial)
 
     def _kin(self, seq: Seq) -> list[tuple[RequestId, Blocks]]:
         """Those in flight that share a prefix with `seq`, and how many blocks of it."""

@@ -13,6 +13,7 @@ A prefix's blocks leave from its end, so residency is searched by bisection.
 Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
@@ -52,12 +53,21 @@ class Pool:
         pins = self.pins
         return _bisect(most, lambda i: keys[i] in pins)
 
-    def cutoff(self, lost: Blocks) -> int:
-        """Return the stamp below which everything is gone once `lost` cached blocks were reused."""
+    def cutoff(self, lost: Blocks, touched: Sequence[int] = ()) -> int:
+        """Return the stamp below which everything is gone once `lost` cached blocks were reused.
+
+        touched: rising stamps of blocks that were taken out of the queue for their content.
+        """
         if lost <= 0:
             return 0
-        stamp = next(islice(self.free.values(), lost, lost + 1), None)
-        return self._stamp + 1 if stamp is None else stamp
+        skipped = 0
+        while True:
+            stamp = next(islice(self.free.values(), lost + skipped, lost + skipped + 1), None)
+            if stamp is None:
+                return self._stamp + 1
+            if (below := bisect_right(touched, stamp)) == skipped:
+                return stamp
+            skipped = below
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Let one more running request hold these blocks."""

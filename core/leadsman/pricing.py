@@ -10,7 +10,7 @@ from typing import NamedTuple
 from leadsman.mirror import Mirror
 from leadsman.replay import Hit, Replay, Seq, Step
 from leadsman.steptime import StepWeights
-from leadsman.units import Seconds, Tokens
+from leadsman.units import Blocks, RequestId, Seconds, Tokens
 
 SOON: Seconds = 1e-3
 """A step that should be over but was not seen to be ends so soon."""
@@ -33,13 +33,7 @@ def forecast(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) ->
     Reads the mirror only.
     """
     replay = mirror.replay.fork()
-    unused = replay.free - len(mirror.pool.free)
-    taken = replay.taken
-
-    def lookup(seq: Seq) -> Hit:
-        cutoff = mirror.pool.cutoff(replay.taken - taken - unused)
-        return mirror.find(seq, cutoff, lambda request: _seq_of(replay, request))
-
+    lookup = _FutureCache(mirror, replay).lookup
     replay.add(target)
     scheduled_at, found = None, target
     for _ in range(MOST_STEPS):
@@ -76,5 +70,77 @@ def _skip(replay: Replay, step: Step, weights: StepWeights) -> None:
         replay.ran(more, replay.clock + weights.seconds(more.features))
 
 
-def _seq_of(replay: Replay, request: str) -> Seq | None:
-    return replay.entered.get(request) or replay.decoding.get(request)  # type: ignore[call-overload]
+class _FutureCache:
+    """What will be cached while a fork runs on: its requests store, touch and push out blocks.
+
+    Blocks are pushed out from the head of today's free queue first, then from what requests gave
+    back that ended in the fork, in the order of their ends, each from its deepest block on.
+    """
+
+    def __init__(self, mirror: Mirror, replay: Replay) -> None:
+        self._mirror, self._replay = mirror, replay
+        self._taken = replay.taken
+        replay.free = mirror.free_blocks()
+        self._unused = replay.free - len(mirror.pool.free)
+        self._touched: list[int] = []
+        self._touched_by = 0
+
+    def lookup(self, seq: Seq) -> Hit:
+        """Look up what `seq` finds cached if it is admitted in the fork's next step."""
+        mirror, pool = self._mirror, self._mirror.pool
+        most = mirror.readable(seq)
+        if not most:
+            return Hit(0, 0)
+        pinned = pool.pinned(seq.keys, most)
+        lost = self._lost()
+        if lost > 0:
+            self._touch()
+        alive = self._alive(seq, most, lost - len(pool.free) + len(self._touched))
+        depth = pool.depth(seq.keys, most, pool.cutoff(lost, self._touched))
+        if alive >= pinned:
+            depth = max(depth, alive)
+        else:
+            depth = min(depth, alive)
+        return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
+
+    def _lost(self) -> Blocks:
+        """Count the cached blocks that new tokens have taken since the fork."""
+        size = self._mirror.settings.block_size
+        partial = sum(1 for _, length in self._replay.ended if length % size)
+        return self._replay.taken - self._taken - self._unused - partial
+
+    def _touch(self) -> None:
+        free, size = self._mirror.pool.free, self._mirror.settings.block_size
+        entered = list(self._replay.entered.values())
+        for seq in entered[self._touched_by :]:
+            hit = (seq.cached or 0) // size
+            self._touched += [free[key] for key in seq.keys[seq.shared : hit] if key in free]
+        self._touched_by = len(entered)
+        self._touched.sort()
+
+    def _alive(self, seq: Seq, most: Blocks, eaten: Blocks) -> Blocks:
+        """Count the leading blocks that those in flight before `seq` hold, or gave back last."""
+        replay, size = self._replay, self._mirror.settings.block_size
+        alive = 0
+        for request, common in seq.kin:
+            if common > alive:
+                other = replay.entered.get(request) or self._began_before(request)
+                if other is not None:
+                    stored = other.computed // size
+                    if eaten > 0:
+                        stored = min(stored, self._left_of(request, eaten))
+                    alive = max(alive, min(common, stored, most))
+        return alive
+
+    def _began_before(self, request: RequestId) -> Seq | None:
+        flight = self._mirror.flights.get(request)
+        return flight.seq if flight is not None and flight.seq.computed else None
+
+    def _left_of(self, request: RequestId, eaten: Blocks) -> Blocks:
+        """Count what is left of a request's blocks once `eaten` of those given back were reused."""
+        size = self._mirror.settings.block_size
+        for seq, length in self._replay.ended:
+            if seq.id == request:
+                return max(0, length // size - max(0, eaten))
+            eaten -= length // size - seq.shared
+        return 1 << 30

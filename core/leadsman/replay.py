@@ -95,12 +95,13 @@ class Replay:
     """One engine scheduler. `believes` says whether expected ends count, or only certain ones.
 
     `taken` counts the blocks that new tokens have been given, ever: by it a caller knows how far
-    eviction has come. A fork shares the sequences that it does not move; `entered` are those it did.
+    eviction has come. A fork shares the sequences that it does not move; `entered` are those it did, and
+    `ended` those that left it since, in order, with their lengths.
     """
 
     __slots__ = (
         "_expectations", "_limits", "_lingering", "_orders", "_seen_until", "believes", "clock",
-        "context", "decoding", "entered", "free", "phases", "prefilling", "settings", "taken", "tick",
+        "context", "decoding", "ended", "entered", "free", "phases", "prefilling", "settings", "taken", "tick",
         "waiting",
     )  # fmt: skip
 
@@ -113,6 +114,7 @@ class Replay:
         self.decoding: dict[RequestId, Seq] = {}
         self.waiting: deque[Seq] = deque()
         self.entered: dict[RequestId, Seq] = {}
+        self.ended: list[tuple[Seq, Tokens]] = []
         self.context: Tokens = 0
         self.free: Blocks = settings.num_blocks
         self.taken: Blocks = 0
@@ -130,6 +132,7 @@ class Replay:
         twin.clock, twin.tick = self.clock, self.tick
         twin.prefilling = [seq.copy() for seq in self.prefilling]
         twin.decoding = self.decoding.copy()
+        twin.ended = []
         twin.entered = {seq.id: seq for seq in twin.prefilling}
         twin.waiting = self.waiting.copy()
         twin._limits = self._limits.copy()
@@ -401,10 +404,10 @@ class Replay:
     def _start_decoding(self, seq: Seq) -> None:
         seq.base = self.tick
         if seq.limit is not None and seq.generated >= seq.limit:
-            self._end(seq.blocks - seq.shared)
+            self._end(seq, seq.computed, seq.blocks - seq.shared)
             return
         if self.believes and seq.generated >= seq.expected:
-            self._end(seq.blocks - seq.shared)
+            self._end(seq, seq.computed, seq.blocks - seq.shared)
             return
         self.decoding[seq.id] = seq
         self.context += seq.computed + 1
@@ -452,12 +455,14 @@ class Replay:
             if self._head(heap, None) > self.tick:
                 heap = self._expectations
             seq = self.decoding[heappop(heap)[1]]
-            generated = self.generated(seq)
-            self._end(self._leave_decoding(seq))
+            length, generated = seq.computed + self.tick - seq.base, self.generated(seq)
+            self._end(seq, length, self._leave_decoding(seq))
             if not self.believes:
                 seq.generated = generated
 
-    def _end(self, blocks: Blocks) -> None:
+    def _end(self, seq: Seq, length: Tokens, blocks: Blocks) -> None:
+        if self.believes:
+            self.ended.append((seq, length))
         if self.settings.async_scheduling:
             self._lingering.append(blocks)
         else:

@@ -28,6 +28,15 @@ WINDOW: Seconds = 0.25
 PLAUSIBLE = (1 / 3, 3.0)
 """A sample outside this ratio to its prediction is a restart or foreign work, not this model."""
 
+FORGET = 0.99
+"""A window's weight, one window later."""
+
+DRIFT_PRIOR: Seconds = 10.0
+"""Seconds of agreement that the drift factor starts with."""
+
+CREDULOUS = 20
+"""So many windows are taken as they come where the prior is a guess."""
+
 REJECTS_TO_YIELD = 40
 """So many implausible samples in a row mean that the weights are wrong, not the samples."""
 
@@ -73,18 +82,18 @@ class StepWeights(NamedTuple):
 class StepLearner:
     """Fits a worker's weights to its busy stretches; starts from, and leans on, a prior.
 
-    `weights` is the fit times the drift factor. Costs about 0.1 ms a window.
+    `weights` is the fit times the drift factor. `trust` is the number of windows that the prior
+    counts as: a measured curve and decode table deserve 100, a guess 1. About 0.1 ms a window.
     """
 
     prior: StepWeights
-    forget: float = 0.999
-    ridge: float = 2.0
+    trust: float = 100.0
     weights: StepWeights = field(init=False)
+    windows: int = field(default=0, init=False)
     prefill_windows: int = field(default=0, init=False)
     _fit: npt.NDArray[np.float64] = field(init=False)
     _gram: npt.NDArray[np.float64] = field(init=False)
     _moment: npt.NDArray[np.float64] = field(init=False)
-    _scale: npt.NDArray[np.float64] = field(init=False)
     _drift_actual: float = field(default=0.0, init=False)
     _drift_predicted: float = field(default=0.0, init=False)
     _pending: npt.NDArray[np.float64] = field(init=False)
@@ -100,11 +109,16 @@ class StepLearner:
         self._fit = np.array(prior, dtype=np.float64)
         self._gram = np.zeros((6, 6))
         self._moment = np.zeros(6)
-        self._scale = np.zeros(6)
         self._drift_actual = self._drift_predicted = 0.0
         self._pending = np.zeros(6)
         self._pending_seconds = 0.0
-        self._rejects = self.prefill_windows = 0
+        self._rejects = self.windows = self.prefill_windows = 0
+
+    def lean_on(self, prior: StepWeights, trust: float) -> None:
+        """Take another prior; what was learned from steps stays, and is weighed against it."""
+        self.prior, self.trust = prior, trust
+        self._fit = self._solve()
+        self.weights = StepWeights(*map(float, self._fit))
 
     def interrupt(self) -> None:
         """Drop the open window: its end was not observed, or the engine idled in it."""
@@ -124,19 +138,22 @@ class StepLearner:
         predicted = float(x @ self._fit)
         if not self._is_plausible(predicted, y):
             return
-        self.prefill_windows += x[1] > 0
-        weight = 1.0 / (y * y)
-        self._gram = self.forget * self._gram + weight * np.outer(x, x)
-        self._moment = self.forget * self._moment + weight * y * x
-        self._scale = self.forget * self._scale + weight * x * x
+        self.windows += 1
+        self.prefill_windows += int(x[1] > 0)
+        # Relative to the prediction, not to y: a slow outlier must not weigh less than a fast one.
+        weight = 1.0 / (predicted * predicted)
+        self._gram = FORGET * self._gram + weight * np.outer(x, x)
+        self._moment = FORGET * self._moment + weight * y * x
         self._fit = self._solve()
-        self._drift_actual = 0.97 * self._drift_actual + y
-        self._drift_predicted = 0.97 * self._drift_predicted + float(x @ self._fit)
-        drift = (self._drift_actual + 4.0) / (self._drift_predicted + 4.0)
+        self._drift_actual = FORGET * self._drift_actual + y
+        self._drift_predicted = FORGET * self._drift_predicted + float(x @ self._fit)
+        drift = (self._drift_actual + DRIFT_PRIOR) / (self._drift_predicted + DRIFT_PRIOR)
         self.weights = StepWeights(*map(float, self._fit)).scaled(min(1.3, max(0.8, drift)))
 
     def _is_plausible(self, predicted: Seconds, y: Seconds) -> bool:
         low, high = PLAUSIBLE
+        if self.windows < CREDULOUS and self.trust <= 1:
+            return predicted > 0
         if predicted > 0 and low < y / predicted < high:
             self._rejects = 0
             return True
@@ -149,9 +166,7 @@ class StepLearner:
     def _solve(self) -> npt.NDArray[np.float64]:
         """Non-negative ridge regression by coordinate descent on the 6 × 6 normal equations."""
         prior = np.array(self.prior)
-        unit = self._scale / np.maximum(self._scale.max(), 1e-300)
-        pull = self.ridge * np.where(prior > 0, 1.0 / np.maximum(prior, 1e-300) ** 2, 0.0)
-        pull = np.minimum(pull, self._scale * self.ridge) + 1e-12 * unit
+        pull = np.where(prior > 0, self.trust / np.maximum(prior, 1e-30) ** 2, 1e-9)
         gram = self._gram + np.diag(pull)
         target = self._moment + pull * prior
         fit = self._fit.copy()

@@ -1,0 +1,163 @@
+"""All that one picker knows, and the one place where it decides.
+
+A `Fleet` is fed with records, whoever wrote them, and asked for decisions. A decision reserves its
+work at the moment of the pick, so that the next request of a burst sees it.
+"""
+
+from dataclasses import replace
+from random import Random
+from typing import assert_never
+
+import numpy as np
+
+from leadsman.budget import Budget
+from leadsman.candidates import Candidates, own_prefill_floors
+from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
+from leadsman.decide import decide
+from leadsman.index import CacheIndex
+from leadsman.lengths import Lengths
+from leadsman.prediction import Admitted, Decision
+from leadsman.records import (
+    Ended,
+    Granted,
+    KvEvents,
+    Learned,
+    LoadSample,
+    Record,
+    TokensSeen,
+    TrustChanged,
+    WorkerGone,
+    WorkerSeen,
+)
+from leadsman.request import Request
+from leadsman.returns import Returns
+from leadsman.units import Seconds, Tokens, WorkerId
+from leadsman.worker import WorkerState
+
+MOST_HOMES = 100_000
+"""Sessions whose home is remembered; the least lately used is forgotten first."""
+
+
+class Fleet:
+    """Workers, their caches, and the sessions that live on them."""
+
+    def __init__(self) -> None:
+        self.workers: dict[WorkerId, WorkerState] = {}
+        self.index = CacheIndex()
+        self._lengths: dict[str, Lengths] = {}
+        self._returns: dict[str, Returns] = {}
+        self._homes: dict[str, WorkerId] = {}
+
+    # -- what is asked of it -------------------------------------------------------------------
+
+    def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
+        """Admit the request on one worker and reserve its work there, or refuse it."""
+        decision = decide(request, self.candidates(request), budget, now, rng)
+        if isinstance(decision, Admitted):
+            state = self.workers[decision.worker]
+            assert decision.prediction is not None, "decide always predicts what it admits"
+            state.reserve(request, decision.prediction.price, now)
+            self._settle(request.session, decision.worker)
+        return decision
+
+    def candidates(self, request: Request) -> Candidates:
+        """List the workers that could serve the request, with what is known without a replay."""
+        states = [s for s in self.workers.values() if s.settings.model == request.model]
+        if request.endpoints is not None:
+            states = [state for state in states if state.endpoint in request.endpoints]
+        cached = self._credited(request, states)
+        curves = np.array([state.floor_curve for state in states]).reshape(-1, 3)
+        return Candidates(
+            workers=states,
+            cached=cached,
+            own_floors=own_prefill_floors(curves, request.prompt_tokens, cached),
+            wait_floors=np.array([state.mirror.queued_seconds for state in states]),
+            measured=np.array([state.provenance != "unmeasured" for state in states], dtype=bool),
+            home=self._homes.get(request.session) if request.session is not None else None,
+            returns=self._returns.setdefault(request.model, Returns()),
+        )
+
+    def block_sizes(self, model: str) -> tuple[Tokens, ...]:
+        """Say which block sizes the workers of a model have."""
+        sizes = {s.settings.block_size for s in self.workers.values() if s.settings.model == model}
+        return tuple(sorted(sizes))
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        state = self.workers.get(worker)
+        return state is not None and state.mirror.wants_witness
+
+    def _credited(self, request: Request, states: list[WorkerState]) -> np.ndarray:
+        """Prompt tokens that each worker is known to hold now, never the last one."""
+        cached = np.zeros(len(states), dtype=np.int64)
+        if not request.reads_cache:
+            return cached
+        for size, keys in request.keys.items():
+            places = [i for i, state in enumerate(states) if state.settings.block_size == size]
+            if places and len(keys):
+                most = (request.prompt_tokens - 1) // size
+                match = self.index.match(keys[:most], [states[i].worker for i in places])
+                cached[places] = match.gpu * size
+        return cached
+
+    def _settle(self, session: str | None, worker: WorkerId) -> None:
+        if session is not None:
+            self._homes.pop(session, None)
+            self._homes[session] = worker
+            if len(self._homes) > MOST_HOMES:
+                del self._homes[next(iter(self._homes))]
+
+    # -- what it is told -----------------------------------------------------------------------
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in one record; records of workers that are not there are dropped."""
+        if isinstance(record, WorkerSeen):
+            self._see(record)
+            return
+        state = self.workers.get(record.worker)
+        if state is None:
+            return
+        match record:
+            case WorkerGone():
+                self._forget(record.worker)
+            case KvEvents():
+                self.index.apply(record.worker, record.events)
+                state.saw_events(record)
+            case TrustChanged():
+                self.index.set_trust(record.worker, record.trust)
+                state.trust = record.trust
+            case LoadSample():
+                state.saw_load(record)
+            case Granted():
+                state.take(record)
+            case TokensSeen():
+                state.saw_tokens(record)
+                self._relearn(state)
+            case Ended():
+                state.saw_end(record)
+            case Learned():
+                if state.curves.adopt(record):
+                    self._relearn(state)
+            case _:
+                assert_never(record)
+
+    def _see(self, seen: WorkerSeen) -> None:
+        state = self.workers.get(seen.worker)
+        if state is not None and fingerprint(state.settings) == fingerprint(seen.settings):
+            state.ready, state.endpoint = seen.ready, seen.endpoint
+            if state.settings == seen.settings:
+                return
+        lengths = self._lengths.setdefault(seen.settings.model, Lengths())
+        fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
+        if state is not None:
+            fresh.trust = state.trust
+        self.workers[seen.worker] = fresh
+        self._relearn(fresh)
+
+    def _forget(self, worker: WorkerId) -> None:
+        del self.workers[worker]
+        self.index.purge(worker)
+
+    def _relearn(self, state: WorkerState) -> None:
+        peers = (other.curves for other in self.workers.values())
+        state.relearn(best_known(state.curves, peers))

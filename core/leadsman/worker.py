@@ -1,0 +1,231 @@
+"""One worker as a picker knows it: its mirror, its speed, its record of being right.
+
+A `WorkerState` prices requests and learns from their outcomes. Its speed has two sets of weights:
+the prior from the isolated curve, and the learned ones; both are asked for each granted request and
+graded when its first token comes, and the one that has lately been right prices the next.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from leadsman.curve import CurveLearner, KnownCurve, PrefillCurve, fingerprint
+from leadsman.engine import EngineSettings
+from leadsman.lengths import Lengths
+from leadsman.mirror import ARRIVAL_DELAY, Flight, Mirror
+from leadsman.prediction import Prediction, Price, Provenance
+from leadsman.pricing import Forecast, forecast
+from leadsman.records import Ended, Granted, KvEvents, LoadSample, Outcome, TokensSeen, Trust
+from leadsman.request import Request
+from leadsman.residuals import BetterOf, Residuals
+from leadsman.steptime import StepLearner, StepWeights
+from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens, WorkerId
+
+if TYPE_CHECKING:
+    from leadsman.records import WorkerSeen
+
+NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
+
+MEASURED_WINDOWS = 100
+"""Busy windows with prefill in them after which the step model counts as measured."""
+
+GUESS, CURVE = 0.5, 20.0
+"""How many windows a prior counts as: a default, a measured curve without a decode table."""
+
+NEVER: Seconds = 1e6
+"""Seconds of wait for a request that the engine can never admit."""
+
+
+@dataclass(slots=True)
+class Expectation:
+    """What was predicted of a granted request, to be graded at its first token."""
+
+    price: Price
+    prior_ttft: Seconds
+    learned_ttft: Seconds
+    family: BlockKey | None
+
+
+class WorkerState:
+    """Everything known of one worker. `lengths` is shared by all workers of a model."""
+
+    def __init__(self, seen: "WorkerSeen", lengths: Lengths, known: KnownCurve) -> None:
+        self.worker: WorkerId = seen.worker
+        self.endpoint = seen.endpoint
+        self.settings: EngineSettings = seen.settings
+        self.ready = seen.ready
+        self.trust = Trust.BLIND
+        self.curves = CurveLearner(fingerprint(seen.settings))
+        self.lengths = lengths
+        self.known = known
+        self.learner = StepLearner(prior_weights(known.curve), trust=GUESS)
+        self.mirror = Mirror(seen.settings, self.learner)
+        self.waits, self.ttfts = Residuals(), Residuals()
+        self.better = BetterOf()
+        self.load: LoadSample | None = None
+        self.heard_at: Seconds | None = None
+        self._expectations: dict[RequestId, Expectation] = {}
+        self._sequence: int | None = None
+
+    # -- prices --------------------------------------------------------------------------------
+
+    @property
+    def weights(self) -> StepWeights:
+        """The step weights that price now."""
+        if self.provenance != "unmeasured" and self.better.best == "prior":
+            return self.learner.prior
+        return self.learner.weights
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where the speed comes from: learned steps count as much as a learned curve."""
+        return "own" if self.learner.prefill_windows >= MEASURED_WINDOWS else self.known.provenance
+
+    def price(self, request: Request, now: Seconds) -> Price:
+        """Replay this worker with the request behind all that it has; moves the mirror to `now`."""
+        return self._price(self._as_granted(request, now), request.family, self.weights)
+
+    def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:
+        """Add to a price how far off it may be, and what it rests on."""
+        return Prediction(
+            price=price,
+            confidence=confidence,
+            queue_wait_bound=self.waits.bound(price.queue_wait, confidence),
+            ttft_bound=self.ttfts.bound(price.ttft, confidence),
+            curve=self.provenance,
+            trust=self.trust,
+            state_age=None if self.heard_at is None else max(0.0, now - self.heard_at),
+        )
+
+    @property
+    def floor_curve(self) -> tuple[Seconds, float, float]:
+        """(overhead, a, b) below which no prefill can be, shape as in `PrefillCurve`."""
+        weights = self.weights
+        return ARRIVAL_DELAY + weights.s, weights.a, 0.5 * weights.b
+
+    def _price(self, granted: Granted, family: BlockKey | None, weights: StepWeights) -> Price:
+        mirror = self.mirror
+        self._catch_up(granted.at)
+        expected = self._expected(0, family, granted.max_tokens)
+        found = forecast(mirror, mirror.sequence(granted, expected), weights, granted.at)
+        if found is None:
+            found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
+        return Price(
+            worker=self.worker,
+            queue_wait=found.scheduled_at - granted.at,
+            own_prefill=found.first_token_at - found.scheduled_at + mirror.token_delay,
+            cached_tokens=found.cached_tokens,
+            queued_tokens=mirror.queued_tokens,
+            queued_requests=len(mirror.replay.waiting),
+        )
+
+    def _catch_up(self, now: Seconds) -> None:
+        self.mirror.catch_up(now)
+        replay = self.mirror.replay
+        for seq in replay.overdue():
+            generated = replay.generated(seq)
+            family = self._expectations[seq.id].family if seq.id in self._expectations else None
+            replay.expect(seq, generated + self._expected(generated, family, seq.limit))
+
+    def _expected(self, generated: Tokens, family: BlockKey | None, most: Tokens | None) -> Tokens:
+        """Output tokens still to come: the median, since most are followed to their end."""
+        left = self.lengths.remaining(generated, family=family, max_tokens=most)
+        return max(1, round(left))
+
+    def _as_granted(self, request: Request, now: Seconds) -> Granted:
+        return Granted(
+            worker=self.worker,
+            request=request.id,
+            at=now,
+            prompt_tokens=request.prompt_tokens,
+            keys=request.keys.get(self.settings.block_size, NO_KEYS),
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+            predicted_ttft=None,
+            reads_cache=request.reads_cache,
+        )
+
+    # -- the ledger ----------------------------------------------------------------------------
+
+    def reserve(self, request: Request, price: Price, now: Seconds) -> Granted:
+        """Take a request in at the moment of its pick; returns the grant for the other pickers."""
+        granted = self._as_granted(request, now)
+        weights, learned = self.learner.prior, self.learner.weights
+        other = weights if self.weights is not weights else learned
+        other_ttft = self._price(granted, request.family, other).ttft
+        ours, theirs = (other_ttft, price.ttft), (price.ttft, other_ttft)
+        prior_ttft, learned_ttft = ours if other is weights else theirs
+        self._expectations[request.id] = Expectation(
+            price, prior_ttft, learned_ttft, request.family
+        )
+        self.take(granted, request.family)
+        return granted
+
+    def take(self, granted: Granted, family: BlockKey | None = None) -> None:
+        """Take a grant in, one's own or another picker's."""
+        if granted.request not in self.mirror.flights:
+            expected = self._expected(0, family, granted.max_tokens)
+            self.mirror.grant(granted, expected)
+
+    def saw_tokens(self, seen: TokensSeen) -> None:
+        """Tokens of a granted request came; the first of them grades its prediction."""
+        flight = self.mirror.flights.get(seen.request)
+        if flight is None:
+            return
+        is_first = flight.first_at is None
+        self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
+        if is_first:
+            self._grade(flight, seen)
+
+    def saw_end(self, ended: Ended) -> None:
+        """A granted request is over."""
+        flight = self.mirror.saw_end(ended)
+        expectation = self._expectations.pop(ended.request, None)
+        if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
+            family = None if expectation is None else expectation.family
+            self.lengths.add(ended.completion_tokens, family)
+
+    def saw_events(self, batch: KvEvents) -> None:
+        """Take a batch of KV events; a sequence that falls back is a restarted engine."""
+        self.heard_at = batch.received_at
+        if self._sequence is not None and batch.sequence <= self._sequence:
+            self.restarted()
+        self._sequence = batch.sequence
+        self.mirror.saw_events(batch)
+
+    def saw_load(self, sample: LoadSample) -> None:
+        """Keep what the engine said of its own load."""
+        self.load = sample
+        self.heard_at = sample.at
+
+    def restarted(self) -> None:
+        """The engine began anew: nothing runs there; what was learned of its speed stays."""
+        self.mirror.reset()
+        self._sequence = None
+
+    def _grade(self, flight: Flight, seen: TokensSeen) -> None:
+        actual = seen.at - flight.granted_at
+        expectation = self._expectations.get(seen.request)
+        if expectation is not None:
+            price = expectation.price
+            self.ttfts.add(price.ttft, actual)
+            self.waits.add(price.queue_wait, max(0.0, actual - price.own_prefill))
+            self.better.add(
+                prior=expectation.prior_ttft, learned=expectation.learned_ttft, actual=actual
+            )
+        if flight.is_alone and flight.seq.cached == 0 and actual > 0:
+            self.curves.add(flight.seq.prompt, actual)
+
+    def relearn(self, known: KnownCurve) -> None:
+        """Take a better curve as the prior of the step model."""
+        if known != self.known:
+            self.known = known
+            trust = GUESS if known.provenance == "unmeasured" else CURVE
+            self.learner.lean_on(prior_weights(known.curve), trust)
+
+
+def prior_weights(curve: PrefillCurve) -> StepWeights:
+    """Step weights of an isolated curve, without a decode table: decoding is not in it."""
+    overhead = max(curve.overhead - ARRIVAL_DELAY, 1e-4)
+    return StepWeights(0.0, curve.a, 2.0 * curve.b, 0.0, 0.0, overhead)
