@@ -15,77 +15,26 @@ Source: vLLM 0.32 distributed/kv_events.py; v1/core/kv_cache_utils.py, to_event_
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from leadsman.keys import MultimodalItem
 from leadsman.records import GPU
-from leadsman.units import Seconds, TokenIds, Tokens, WorkerId
+from leadsman.units import TokenIds, WorkerId
 
 from leadsman_engines.errors import EngineProtocolError
-
-EngineHash: TypeAlias = int | bytes
-"""An engine's own name of a block; the same engine names the same block the same in every tier."""
+from leadsman_engines.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineBatch,
+    EngineEvent,
+    EngineHash,
+)
 
 _WORD: Final = 2**64 - 1
 _WHOLE_PREFIX: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockStored:
-    """A copy of each of some consecutive blocks came to be.
-
-    tokens: shape (blocks x block_size,), empty where the event names hashes only. items: offsets
-    from the first token. windowed: the group keeps only part of each prefix (sliding window,
-    state), so that a hash's place among the tokens is unknown.
-    """
-
-    hashes: tuple[EngineHash, ...]
-    parent: EngineHash | None
-    tokens: TokenIds
-    block_size: Tokens
-    tier: str = GPU
-    group: int = 0
-    windowed: bool = False
-    lora: str | None = None
-    lora_id: int | None = None
-    cache_salt: str | None = None
-    items: tuple[MultimodalItem, ...] = ()
-    session: str | None = None
-
-    @property
-    def is_dense(self) -> bool:
-        """Tell whether each hash names the tokens at its own place."""
-        return 0 < self.block_size * len(self.hashes) == len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRemoved:
-    """A copy of each block is gone."""
-
-    hashes: tuple[EngineHash, ...]
-    tier: str = GPU
-    group: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllBlocksCleared:
-    """Every block is gone."""
-
-
-EngineEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineBatch:
-    """The events of one engine step; problems: why events of it were skipped."""
-
-    engine_time: Seconds
-    dp_rank: int | None
-    events: tuple[EngineEvent, ...]
-    problems: tuple[str, ...] = ()
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -212,7 +161,10 @@ def _unsigned(name: EngineHash) -> EngineHash:
 def _tokens(token_ids: list[int | list[int]]) -> TokenIds:
     """Take tokens as they are, and the first of each pair."""
     if token_ids and isinstance(token_ids[0], list):
-        token_ids = [pair[0] for pair in token_ids if isinstance(pair, list)]
+        pairs = [pair for pair in token_ids if isinstance(pair, list) and pair]
+        if len(pairs) < len(token_ids):
+            raise ValueError("token_ids has pairs and other things")
+        return np.array([pair[0] for pair in pairs], dtype=np.uint32)
     return np.array(token_ids, dtype=np.uint32)
 
 

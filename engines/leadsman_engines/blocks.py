@@ -1,0 +1,219 @@
+"""EngineBlocks: from one engine's own block names to our block keys, once, at the collector.
+
+The question: which of our keys did an event add or take away. The model: a map from engine hash
+to key, kept while the engine has a copy of the block in any tier. A stored event goes on from
+its parent's key, which carries the namespace; a root starts one. An event whose parent is unknown
+waits as an orphan and is adopted when the parent appears; it never becomes a root, since its
+tokens alone do not say what they follow. Events that bring hashes without tokens (offload tiers)
+wait for the hash itself. Orphans are bounded, oldest dropped first: that costs credit, never a
+wrong one.
+
+Copies are counted: as many removals as stores. An engine set to report blocks anew that it
+already reported (`kv_cache_report_mode=full`) cannot be told from one that made copies. Only the
+first cache group is followed; an engine that keeps parts of its prefixes (`is_windowed`) needs
+more than that group to reuse a block, which is for the reader to heed. An adapter loaded anew
+under its old name is another adapter: its old blocks are given up.
+
+Source: vLLM 0.32 v1/core/block_pool.py, distributed/kv_events.py.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from leadsman.keys import MultimodalItem, extend_keys, namespace_seed, root_key
+from leadsman.records import Cleared, KvEvent, Removed, Stored
+from leadsman.units import BlockKey, Blocks, Keys, Tokens
+
+from leadsman_engines.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EngineEvent,
+    EngineHash,
+)
+from leadsman_engines.orphans import Orphan, Orphans
+
+ORPHAN_LIMIT: Final[Blocks] = 65_536
+_NO_TOKENS: Final = np.empty(0, dtype=np.uint32)
+
+
+@dataclass(slots=True)
+class _Adapter:
+    """Which load of an adapter its name stands for now, and the blocks made with it."""
+
+    loaded_as: int
+    blocks: set[EngineHash] = field(default_factory=set)
+
+
+class EngineBlocks:
+    """Names of one engine's blocks. `counts`: what was left out, by reason."""
+
+    def __init__(self, *, secret: bytes, model: str, orphan_limit: Blocks = ORPHAN_LIMIT) -> None:
+        self.counts: Counter[str] = Counter()
+        self.is_windowed = False
+        self._secret = secret
+        self._model = model
+        self._keys: dict[EngineHash, BlockKey] = {}
+        self._copies: dict[str, dict[EngineHash, int]] = {}
+        self._orphans = Orphans(orphan_limit)
+        self._adapters: dict[str, _Adapter] = {}
+
+    @property
+    def known(self) -> Blocks:
+        """Blocks with a key: those with a copy in some tier."""
+        return len(self._keys)
+
+    @property
+    def waiting(self) -> Blocks:
+        """Blocks that wait for a parent."""
+        return self._orphans.blocks
+
+    def resolve(self, events: Iterable[EngineEvent]) -> tuple[KvEvent, ...]:
+        """Take one batch of engine events; returns what it means in our keys, in order."""
+        resolved: list[KvEvent] = []
+        for event in events:
+            match event:
+                case BlockStored():
+                    self._store(event, resolved)
+                case BlockRemoved():
+                    self._remove(event, resolved)
+                case AllBlocksCleared():
+                    resolved.append(self.clear())
+        return tuple(resolved)
+
+    def clear(self) -> Cleared:
+        """Forget everything, as after a restart of the engine."""
+        self._keys.clear()
+        self._copies.clear()
+        self._orphans.clear()
+        self._adapters.clear()
+        return Cleared()
+
+    def check(self) -> None:
+        """Assert every invariant. O(everything known)."""
+        held = {name for copies in self._copies.values() for name in copies}
+        assert held == self._keys.keys()
+        assert all(n > 0 for copies in self._copies.values() for n in copies.values())
+        self._orphans.check()
+        for orphan in self._orphans:
+            assert not any(name in self._keys for name in orphan.awaits)
+        for adapter in self._adapters.values():
+            assert adapter.blocks <= self._keys.keys()
+
+    def _store(self, event: BlockStored, resolved: list[KvEvent]) -> None:
+        self.is_windowed |= event.windowed
+        if event.group > 0:
+            self.counts["other_group"] += len(event.hashes)
+            return
+        self._note_adapter(event, resolved)
+        if event.is_dense:
+            self._adopt([Orphan(event)], resolved)
+            return
+        names = event.hashes
+        if event.tokens.size:
+            names = tuple(name for name in names if name in self._keys)
+            self.counts["sparse"] += len(event.hashes) - len(names)
+        lone = [replace(event, hashes=(name,), tokens=_NO_TOKENS) for name in names]
+        self._adopt([Orphan(one) for one in lone], resolved)
+
+    def _adopt(self, todo: list[Orphan], resolved: list[KvEvent]) -> None:
+        """Understand events, and those that waited for them; let wait what cannot be."""
+        for orphan in todo:
+            keys = self._keys_of(orphan.event)
+            if keys is None:
+                self.counts["dropped_orphan"] += self._orphans.add(orphan)
+                continue
+            held, left = self._hold(orphan, keys)
+            resolved.append(Stored(keys=held, tier=orphan.event.tier, session=orphan.event.session))
+            for name in left:
+                todo.extend(self._orphans.take(name))
+
+    def _hold(self, orphan: Orphan, keys: Keys) -> tuple[Keys, list[EngineHash]]:
+        """Count a copy of each block that is left; returns their keys and names.
+
+        A name that is known keeps its key, so that what was stored is what will be removed.
+        """
+        event, left = orphan.event, orphan.left
+        names = [event.hashes[place] for place in left]
+        copies = self._copies.setdefault(event.tier, {})
+        held = []
+        for name, key in zip(names, keys[left].tolist(), strict=True):
+            held.append(self._keys.setdefault(name, key))
+            copies[name] = copies.get(name, 0) + 1
+        if event.lora in self._adapters and event.is_dense:
+            self._adapters[event.lora].blocks.update(names)
+        return np.array(held, dtype=np.uint64), names
+
+    def _keys_of(self, event: BlockStored) -> Keys | None:
+        """Name an event's blocks from its parent or its first; None where neither is known."""
+        if event.is_dense:
+            if event.parent is None:
+                seed = namespace_seed(
+                    secret=self._secret,
+                    model=self._model,
+                    lora=event.lora,
+                    cache_salt=event.cache_salt,
+                )
+                return _extend(root_key(seed, event.block_size), event)
+            if event.parent in self._keys:
+                return _extend(self._keys[event.parent], event)
+        if event.hashes[0] not in self._keys:
+            return None
+        first = self._keys[event.hashes[0]]
+        rest = _extend(first, event, skipped=1)
+        return np.concatenate([np.array([first], dtype=np.uint64), rest])
+
+    def _remove(self, event: BlockRemoved, resolved: list[KvEvent]) -> None:
+        if event.group > 0:
+            self.counts["other_group"] += len(event.hashes)
+            return
+        copies = self._copies.get(event.tier, {})
+        keys = []
+        for name in event.hashes:
+            if name in copies:
+                keys.append(self._keys[name])
+                self._release(name, copies)
+            elif not self._orphans.remove(name, event.tier):
+                self.counts["unknown_removal"] += 1
+        if keys:
+            resolved.append(Removed(keys=np.array(keys, dtype=np.uint64), tier=event.tier))
+
+    def _release(self, name: EngineHash, copies: dict[EngineHash, int]) -> None:
+        """Count a copy less; forget a name when its last copy in any tier went."""
+        copies[name] -= 1
+        if copies[name]:
+            return
+        del copies[name]
+        if not any(name in others for others in self._copies.values()):
+            del self._keys[name]
+            for adapter in self._adapters.values():
+                adapter.blocks.discard(name)
+
+    def _note_adapter(self, event: BlockStored, resolved: list[KvEvent]) -> None:
+        """Give up an adapter's blocks once its name stands for another load of it."""
+        if event.lora is None or event.lora_id is None:
+            return
+        adapter = self._adapters.setdefault(event.lora, _Adapter(event.lora_id))
+        if adapter.loaded_as == event.lora_id:
+            return
+        self._adapters[event.lora] = _Adapter(event.lora_id)
+        for orphan in self._orphans:
+            if orphan.event.lora == event.lora:
+                self._orphans.discard(orphan)
+        for tier, copies in self._copies.items():
+            names = [name for name in adapter.blocks for _ in range(copies.get(name, 0))]
+            if names:
+                gone = BlockRemoved(hashes=tuple(names), tier=tier)
+                self._remove(gone, resolved)
+
+
+def _extend(parent: BlockKey, event: BlockStored, skipped: Blocks = 0) -> Keys:
+    """Go on from `parent` with an event's blocks behind the first `skipped`."""
+    start: Tokens = skipped * event.block_size
+    items = [
+        MultimodalItem(content=item.content, offset=item.offset - start) for item in event.items
+    ]
+    return extend_keys(parent, event.tokens[start:], event.block_size or 1, items)
