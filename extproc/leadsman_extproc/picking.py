@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, TypeAlias, assert_never
 
-from leadsman.prediction import Admitted, Reason, Refused
+from leadsman.admit import no_endpoint
+from leadsman.prediction import Admitted, Refused
 from leadsman.records import WorkerSeen
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds
@@ -187,13 +188,8 @@ class Picking:
         return self.workers.least_loaded(arrival.subset, self.grants.in_flight, self.rng)
 
     def _nowhere(self, arrival: Arrival) -> Answer:
-        refused = Refused(
-            request=arrival.id,
-            reason=Reason.NO_ENDPOINT,
-            status=503,
-            retry_after=1.0 + self.rng.random(),
-            should_retry=True,
-        )
+        request = self._estimate(arrival)
+        refused = no_endpoint(request, self.budget_for(request), self.rng)
         return self._refuse(refused, api_of(arrival.path))
 
     def _identify(self, headers: Mapping[str, str]) -> RequestId:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
 
+from leadsman.budget import Budget
 from leadsman.prediction import Decision
 from leadsman.records import Record
 from leadsman.request import Request
@@ -17,7 +18,6 @@ from leadsman.units import RequestId, Seconds, Tokens, WorkerId
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.grants import Grant
 
-Budget: TypeAlias = object
 BudgetFor: TypeAlias = Callable[[Request], Budget]
 
 

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 import uvloop
 from aiohttp import web
+from leadsman.budget import Budget
 from leadsman.engine import EngineSettings
 from leadsman.prediction import Admitted, Decision, Reason, Refused
 from leadsman.records import Ended, Record, TokensSeen, WorkerSeen
@@ -273,7 +274,7 @@ class Behind:
         picking = Picking(
             reads=ReadsAnEstimate(),
             picker=picker,
-            budget_for=lambda request: None,
+            budget_for=lambda request: Budget(),
             keeps=keeps,
             grants=grants,
             workers=workers,
