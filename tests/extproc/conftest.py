@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from random import Random
 
@@ -122,6 +122,8 @@ class TestEngine:
         self.bodies.append(hashlib.sha256(raw).hexdigest())
         try:
             match request.headers.get("x-status", "200"):
+                case "200" if request.path == "/v1/messages":
+                    return await self._messages(request)
                 case "200" if json.loads(raw).get("stream"):
                     return await self._stream(request)
                 case "200":
@@ -149,12 +151,21 @@ class TestEngine:
         await response.write(b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n")
         return response
 
+    async def _messages(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for event in _MESSAGES_EVENTS:
+            line = f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+            await response.write(line.encode())
+        return response
+
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": []})
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26, handler_args={"handler_cancellation": True})
         app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/messages", self.chat)
         app.router.add_route("*", "/{path:.*}", self.models)
         return app
 
@@ -173,6 +184,39 @@ _ANSWER = {
         "prompt_tokens_details": {"cached_tokens": 7},
     },
 }
+
+
+_MESSAGES_EVENTS = [
+    {
+        "type": "message_start",
+        "message": {
+            "id": "m",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 4, "output_tokens": 1, "cache_read_input_tokens": 7},
+        },
+    },
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    *(
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "text_delta", "text": f"word{number} "},
+        }
+        for number in range(5)
+    ),
+    {"type": "content_block_stop", "index": 0},
+    {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+        "usage": {"output_tokens": 5},
+    },
+    {"type": "message_stop"},
+]
 
 
 def _session(request: web.Request) -> str:
@@ -328,3 +372,26 @@ def stack(running: Stack) -> Iterator[Stack]:
     yield running
     assert running.is_settled(), "a grant or a stream is left"
     running.picking.grants.check()
+
+
+@pytest.fixture
+def behind() -> Iterator[Callable[..., tuple[Stack, Callable[[], None]]]]:
+    """Start a stack of one's own: `behind(profile, engines=…, dead=…)`; returns it and a stop."""
+    exits = ExitStack()
+
+    def start(profile: Profile, **more: int) -> tuple[Stack, Callable[[], None]]:
+        own = Behind(profile, **more)
+        leave_picker = exits.enter_context(ExitStack())
+        stack = leave_picker.enter_context(own)
+        config = EnvoyConfig(
+            engines=own.endpoints or ["127.0.0.1:9"],
+            picker=f"127.0.0.1:{stack.server.port}",
+            profile=profile,
+            logs_access=profile == "buffered",
+        )
+        stack.envoy = exits.enter_context(running_envoy(config))
+        stack.url = stack.envoy.url
+        return stack, leave_picker.close
+
+    with exits:
+        yield start
