@@ -106,6 +106,16 @@ def test_an_end_that_was_not_foreseen_burns_one_scheduled_token():
     assert [output.tokens for output in outputs][-1] == ()
 
 
+def test_a_foreseen_end_leaves_room_for_the_next_request():
+    engine = make()
+    engine.submit(ask("a", prompt=32, output=5, max_tokens=1), now=0.0)
+    engine.submit(ask("b", prompt=32, output=5), now=0.02)
+
+    outputs = engine.advance(9.0)
+
+    assert {name: len(times) for name, times in token_times(outputs).items()} == {"a": 1, "b": 5}
+
+
 def test_an_abort_names_the_request_no_more_and_frees_its_blocks():
     engine = make()
     engine.submit(ask("a", prompt=4000, output=400), now=0.0)
@@ -205,7 +215,8 @@ def play(limits, seed, pauses):
         rows += engine.advance(now)
         family, prompt = rng.randrange(4), rng.randint(1, 400)
         names = tuple(family * 10_000 + block for block in range(prompt // limits.block_size))
-        wish = ask(str(number), prompt, rng.randint(1, 150), prompt_hashes=names)
+        cap = rng.choice([None, None, 1, 40])
+        wish = ask(str(number), prompt, rng.randint(1, 150), prompt_hashes=names, max_tokens=cap)
         engine.submit(wish, now)
         if rng.random() < 0.2:
             engine.abort(str(rng.randrange(number + 1)), now)

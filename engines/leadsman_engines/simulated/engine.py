@@ -107,6 +107,11 @@ class SimulatedEngine:
         return len(self.scheduler.waiting)
 
     @property
+    def queued(self) -> int:
+        """Requests that have arrived and are not admitted, seen by the scheduler or not yet."""
+        return len(self.scheduler.waiting) + len(self._arrivals)
+
+    @property
     def kv_usage(self) -> float:
         """Share of the blocks that requests hold; cached blocks that none holds count as free."""
         return 1 - self.scheduler.pool.free / self.settings.num_blocks
@@ -181,7 +186,7 @@ class SimulatedEngine:
                     continue
                 outputs.append(self._finish_step())
             self._take_arrivals()
-            self._fill()
+            outputs += self._fill()
         self._now = max(self._now, until)
         return outputs
 
@@ -193,19 +198,21 @@ class SimulatedEngine:
         while self._arrivals and self._arrivals[0][0] <= self._now:
             self.scheduler.add(heappop(self._arrivals)[2])
 
-    def _fill(self) -> None:
-        """Schedule until the queue of steps is full or a step runs at its head."""
-        empty = 0
+    def _fill(self) -> list[StepOutput]:
+        """Schedule until the queue of steps is full or a step runs at its head.
+
+        A step without tokens takes no time; what leaves with it are the events reported since.
+        """
+        empty: list[StepOutput] = []
         while True:
             if self.scheduler.has_requests:
                 self._schedule()
                 if len(self._steps) < self._depth:
                     continue
             if not self._steps or self._steps[0].tokens:
-                return
-            self._steps.popleft()
-            empty += 1
-            assert empty < 8, "an idle engine cannot place its first request"
+                return [output for output in empty if output.events]
+            empty.append(self._finish_step())
+            assert len(empty) < 8, "an idle engine cannot place its first request"
 
     def _schedule(self) -> None:
         step = self.scheduler.schedule()

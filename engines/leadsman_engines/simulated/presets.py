@@ -116,9 +116,9 @@ def deepseek_v4_flash_4xh100() -> Preset:
 
     284e9 parameters of which 13e9 active: 256 experts, 6 a token, 43 layers, hidden 4096, weights
     in FP4 and FP8. Attention is dense in no layer: 21 layers pool four positions to one, score
-    those with 64 index heads of 128 and attend to 512; 20 pool 128 positions to one and attend to all; a
-    window of 128 everywhere. So a pair costs 21 x 64 x 128 x 2 / 4 to score and 20 x 64 x 512 x 4 /
-    128 to attend. Expert and index kernels reach small shares of the FP8 peak.
+    those with 64 index heads of 128 and attend to 512; 20 pool 128 positions to one and attend to
+    all; a window of 128 everywhere. So a pair costs 21 x 64 x 128 x 2 / 4 to score and
+    20 x 64 x 512 x 4 / 128 to attend. Expert and index kernels reach small shares of the FP8 peak.
     """
     layers, heads, head_dim = 43, 64, 512
     scoring = 21 * 64 * 128 * 2 / 4

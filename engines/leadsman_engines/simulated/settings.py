@@ -42,6 +42,8 @@ class SimulatedSettings:
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ValueError("without chunked prefill the budget must hold max_model_len")
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"policy is fcfs or priority, not {self.policy!r}")
         if min(self.max_num_batched_tokens, self.max_num_seqs, self.block_size) < 1:
             raise ValueError("budget, sequences and block size must be at least 1")
         if self.max_num_seqs > self.max_num_batched_tokens:

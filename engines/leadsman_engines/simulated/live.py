@@ -1,0 +1,247 @@
+"""The stepping core on the wall clock: requests go in from HTTP handlers, tokens come out.
+
+Model. Virtual time is wall time since the start, times `speed`. One timer waits for the engine's
+next moment; what the engine then brings is handed to each request's `Ticket`, and its cache events
+to the publisher. Late timers cost nothing but lateness: the engine's own times stay exact.
+
+Block hashes are the engine's own chain: BLAKE2b over the parent's hash and the block's token ids,
+64 bits; the cache salt enters with the first block.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
+from random import Random
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from leadsman_engines.simulated.blocks import BlocksStored
+from leadsman_engines.simulated.engine import SimulatedEngine, StepOutput
+from leadsman_engines.simulated.publish import EventPublisher
+from leadsman_engines.simulated.sequences import SimulatedRequest
+from leadsman_engines.simulated.text import Tokenizer
+
+ROOT = bytes(8)
+
+
+class QueueOverflowError(Exception):
+    """The engine has as many queued requests as it is set to hold."""
+
+
+class EngineGoneError(Exception):
+    """The engine was restarted below a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """New tokens of one choice. cached: with the first one. finished: with the last one."""
+
+    choice: int
+    tokens: int
+    cached: int | None
+    finished: str | None
+
+
+Sink: TypeAlias = "asyncio.Queue[Progress | None]"
+"""Where the progress of an HTTP request's choices arrives; None: the engine is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What one prompt of an HTTP request asks for; `choice` is its place there."""
+
+    public_id: str
+    choice: int
+    ids: Sequence[int]
+    output_tokens: int
+    max_tokens: int | None
+    session_id: str | None = None
+    salt: str = ""
+    priority: int = 0
+    reads_cache: bool = True
+
+
+class Ticket:
+    """One request under way: its tokens, their hashes, and where its progress goes."""
+
+    def __init__(self, wish: Wish, sink: Sink, tokenizer: Tokenizer, block_size: int) -> None:
+        self.wish = wish
+        self.sink = sink
+        self._block_size = block_size
+        self._tokenizer = tokenizer
+        self._words = Random(f"{wish.public_id}/{wish.choice}")
+        self._ids: npt.NDArray[np.uint32] = np.array(wish.ids, dtype=np.uint32)
+        self._replies: list[tuple[int, str]] = []
+        self.hashes: list[int] = []
+        self._extend_hashes(len(wish.ids) // block_size)
+
+    def reply(self, index: int) -> tuple[int, str]:
+        """Give the id and text of a generated token; the same whenever asked."""
+        while len(self._replies) <= index:
+            self._replies.append(self._words.choice(self._tokenizer.words))
+        return self._replies[index]
+
+    def hash_of(self, block: int) -> int:
+        """Name a block by its whole prefix, generated tokens included."""
+        self._extend_hashes(block + 1)
+        return self.hashes[block]
+
+    def span(self, start: int, blocks: int) -> list[int]:
+        """Give the token ids of some blocks."""
+        end = (start + blocks) * self._block_size
+        self._cover(end)
+        ids: list[int] = self._ids[start * self._block_size : end].tolist()
+        return ids
+
+    def _cover(self, tokens: int) -> None:
+        missing = tokens - len(self._ids)
+        if missing > 0:
+            known = len(self._ids) - len(self.wish.ids)
+            more = [self.reply(known + index)[0] for index in range(missing)]
+            self._ids = np.concatenate([self._ids, np.array(more, dtype=np.uint32)])
+
+    def _extend_hashes(self, blocks: int) -> None:
+        self._cover(blocks * self._block_size)
+        size = 4 * self._block_size
+        first = len(self.hashes)
+        content = self._ids[first * self._block_size : blocks * self._block_size].tobytes()
+        parent = self.hashes[-1].to_bytes(8, "big") if first else ROOT + self.wish.salt.encode()
+        for begin in range(0, len(content), size):
+            parent = blake2b(parent + content[begin : begin + size], digest_size=8).digest()
+            self.hashes.append(int.from_bytes(parent, "big"))
+
+
+@dataclass(slots=True)
+class Counters:
+    """What /metrics counts, since the process began."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    stopped: int = 0
+    lengths: int = 0
+    aborted: int = 0
+
+
+class LiveEngine:
+    """One engine under the running event loop."""
+
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        tokenizer: Tokenizer,
+        publisher: EventPublisher | None,
+        *,
+        speed: float = 1.0,
+        max_queued: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.counters = Counters()
+        self._publisher = publisher
+        self._max_queued = max_queued
+        self._speed = speed
+        self._loop = asyncio.get_running_loop()
+        self._origin = self._loop.time()
+        self._tickets: dict[str, Ticket] = {}
+        self._leaving: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._numbers = count()
+
+    def submit(self, wish: Wish, sink: Sink) -> tuple[str, Ticket]:
+        """Hand a request to the engine now; returns its internal id, and its ticket.
+
+        Raises QueueOverflowError, and ValueError as the engine does.
+        """
+        if self._max_queued is not None and self.engine.queued >= self._max_queued:
+            raise QueueOverflowError
+        ticket = Ticket(wish, sink, self.tokenizer, self.engine.settings.block_size)
+        name = f"{wish.public_id}-{next(self._numbers)}"
+        request = SimulatedRequest(
+            id=name,
+            prompt_tokens=len(wish.ids),
+            prompt_hashes=tuple(ticket.hashes),
+            output_tokens=wish.output_tokens,
+            max_tokens=wish.max_tokens,
+            output_hash=ticket.hash_of,
+            session_id=wish.session_id,
+            priority=wish.priority,
+            reads_cache=wish.reads_cache,
+        )
+        self._catch_up()
+        self.engine.submit(request, self._now())
+        self._tickets[name] = ticket
+        self.counters.prompt_tokens += len(wish.ids)
+        self._arm()
+        return name, ticket
+
+    def abort(self, name: str) -> None:
+        """Take a request back, if it is still under way."""
+        self._catch_up()
+        if self.engine.abort(name, self._now()):
+            self.counters.aborted += 1
+            self._leaving.add(name)
+        self._arm()
+
+    def restart(self) -> None:
+        """Lose everything, as a killed process does: open requests fail, sequences begin at 0."""
+        for name in self.engine.restart():
+            self._tickets.pop(name).sink.put_nowait(None)
+        self._tickets.clear()
+        self._leaving.clear()
+        if self._publisher is not None:
+            self._publisher.start_over()
+        self._arm()
+
+    def close(self) -> None:
+        """Stop the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _now(self) -> float:
+        return (self._loop.time() - self._origin) * self._speed
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        moment = self.engine.next_time()
+        if moment is not None:
+            self._timer = self._loop.call_at(self._origin + moment / self._speed, self._tick)
+
+    def _tick(self) -> None:
+        self._catch_up()
+        self._arm()
+
+    def _catch_up(self) -> None:
+        for output in self.engine.advance(self._now()):
+            self._hand_out(output)
+
+    def _hand_out(self, output: StepOutput) -> None:
+        steps = len(output.ends)
+        self.counters.generated_tokens += steps * len(output.tokens)
+        for name in output.tokens:
+            ticket = self._tickets[name]
+            cached = output.first.get(name)
+            self.counters.cached_tokens += cached or 0
+            news = Progress(ticket.wish.choice, steps, cached, output.finished.get(name))
+            ticket.sink.put_nowait(news)
+        for reason in output.finished.values():
+            self.counters.stopped += reason == "stop"
+            self.counters.lengths += reason == "length"
+        if output.events and self._publisher is not None:
+            block_size = self.engine.settings.block_size
+            self._publisher.publish(
+                output.events, self._span, block_size=block_size, at=time.time()
+            )
+        for name in self._leaving.union(output.finished):
+            self._tickets.pop(name, None)
+        self._leaving.clear()
+
+    def _span(self, event: BlocksStored) -> Sequence[int]:
+        return self._tickets[event.request_id].span(event.start, len(event.hashes))
