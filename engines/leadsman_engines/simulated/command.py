@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--speed", type=float, default=1.0, help="how many times faster than real time")
     add("--seed", type=int, default=0)
     add("--tokenizer", type=Path, help="folder of tokenizer.json and tokenizer_config.json")
+    add("--chat-template", type=Path, help="template in place of the tokenizer's own")
     add("--mean-output", type=float, default=250.0, help="tokens of a reply of unstated length")
     add("--dev-mode", type=_switch, default=True, metavar="on|off", help="serve /server_info")
     add("--force-include-usage", action="store_true")
@@ -137,7 +138,7 @@ def _live(
     hardware = presets()[arguments.preset].hardware
     tokenizer: Tokenizer = ByteTokenizer()
     if arguments.tokenizer:
-        tokenizer = FileTokenizer(arguments.tokenizer)
+        tokenizer = FileTokenizer(arguments.tokenizer, arguments.chat_template)
     return LiveEngine(
         SimulatedEngine(settings, hardware, Random(arguments.seed)),
         tokenizer,

@@ -79,20 +79,23 @@ class ByteTokenizer:
 
 
 class FileTokenizer:
-    """A model's own tokenizer.json and chat template, read from its folder."""
+    """A model's own tokenizer.json and chat template, read from its folder.
 
-    def __init__(self, folder: Path) -> None:
+    template: a file to use in place of the folder's own template.
+    """
+
+    def __init__(self, folder: Path, template: Path | None = None) -> None:
         self._fast = FastTokenizer.from_file(str(folder / "tokenizer.json"))
         config = json.loads((folder / "tokenizer_config.json").read_text())
-        template = _template_text(folder, config)
+        text = _template_text(folder, config) if template is None else template.read_text()
         self._special = {
             name: value["content"] if isinstance(value, dict) else value
             for name, value in config.items()
             if name.endswith("_token") and value
         }
         environment = _environment()
-        self._wants_parts = _loops_over_content(environment.parse(template))
-        self._template = environment.from_string(template)
+        self._wants_parts = text is not None and _loops_over_content(environment.parse(text))
+        self._template = None if text is None else environment.from_string(text)
         end = self._fast.token_to_id(self._special.get("eos_token", ""))
         self.end = 0 if end is None else end
         self.words = self._whole_words()
@@ -115,6 +118,8 @@ class FileTokenizer:
 
     def render(self, messages: Messages, options: Mapping[str, Any]) -> str:
         """Run the model's chat template; raises BadTemplateInputError with its reason."""
+        if self._template is None:
+            raise BadTemplateInputError("the tokenizer has no chat template, and none was given")
         shaped = [_shaped(message, parts=self._wants_parts) for message in messages]
         names = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
         try:
@@ -127,15 +132,15 @@ class FileTokenizer:
         return [self._fast.id_to_token(token) or "" for token in ids]
 
 
-def _template_text(folder: Path, config: Mapping[str, Any]) -> str:
+def _template_text(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Find the template: a file of its own, or in the configuration, alone or among named ones."""
     own = folder / "chat_template.jinja"
     if own.exists():
         return own.read_text()
-    template = config.get("chat_template", "")
+    template = config.get("chat_template")
     if isinstance(template, list):
         template = next(one["template"] for one in template if one["name"] == "default")
-    return str(template)
+    return None if template is None else str(template)
 
 
 def _shaped(message: Mapping[str, Any], *, parts: bool) -> dict[str, Any]:
