@@ -115,24 +115,17 @@ def cut_points(tokens: Sequence[AddedToken], wanted: Iterable[str]) -> re.Patter
     if any(token.single_word for token in tokens):
         return None
     contents = [token.content for token in tokens]
+    ends = {content[start:] for content in contents for start in range(1, len(content))}
     asked = set(wanted)
     safe = [
         token.content.encode()
         for token in tokens
         if token.content in asked
         and not (token.normalized or token.lstrip)
-        and not any(_overlap(other, token.content) for other in contents)
+        and sum(token.content in content for content in contents) == 1
+        and not any(token.content[:end] in ends for end in range(1, len(token.content)))
     ]
-    return re.compile(b"|".join(map(re.escape, sorted(safe)))) if safe else None
-
-
-def _overlap(other: str, token: str) -> bool:
-    """Whether finding `other` in a text can keep `token` from being found."""
-    if other == token:
-        other = other[1:]
-    if token in other or other.startswith(token):
-        return True
-    return any(other.endswith(token[:length]) for length in range(1, min(len(other), len(token))))
+    return re.compile(b"|".join(map(re.escape, safe))) if safe else None
 
 
 def _reference(tokenizer: tokenizers.Tokenizer) -> Encode:
