@@ -65,6 +65,7 @@ class Fleet:
         states = [s for s in self.workers.values() if s.settings.model == request.model]
         if request.endpoints is not None:
             states = [state for state in states if state.endpoint in request.endpoints]
+        states = _roomy(states, request.prompt_tokens)
         cached = self._credited(request, states)
         curves = np.array([state.floor_curve for state in states]).reshape(-1, 3)
         return Candidates(
@@ -161,3 +162,9 @@ class Fleet:
     def _relearn(self, state: WorkerState) -> None:
         peers = (other.curves for other in self.workers.values())
         state.relearn(best_known(state.curves, peers))
+
+
+def _roomy(states: list[WorkerState], prompt_tokens: Tokens) -> list[WorkerState]:
+    """Keep those whose context holds the prompt; all where none does, so that one says so."""
+    roomy = [state for state in states if state.settings.max_model_len > prompt_tokens]
+    return roomy or states

@@ -64,7 +64,7 @@ class Mirror:
         self._last_end: Seconds | None = None
         self._is_settled = True
         self._arrivals = 0
-        self._began: Seconds = 0.0
+        self._last_features = StepFeatures()
         self._last_seconds: Seconds = 0.0
 
     # -- what is asked of it -------------------------------------------------------------------
@@ -174,14 +174,17 @@ class Mirror:
             if replay.generated(seq) == tokens and not self._is_settled:
                 self._settle(at)
             return
-        reached = self._commit_until(lambda: replay.generated(seq) >= tokens, at)
-        if reached:
+        if self._commit_until(lambda: replay.generated(seq) >= tokens, self._steps_to(seq, tokens)):
             self._settle(at)
         elif seq.limit is None or tokens < seq.limit:
             replay.place(seq, seq.prompt + tokens - 1)
             self._break(at)
 
     def _saw_stored(self, flight: Flight, keys: list[BlockKey], at: Seconds | None) -> None:
+        """Blocks of a request were stored by the step that ended at `at`; None: an older step.
+
+        With async scheduling a prompt's blocks are told when the step *before* theirs ends.
+        """
         seq, size = flight.seq, self.settings.block_size
         depth = _depth_of(keys[-1], seq.keys, flight.blocks_seen + len(keys))
         if not flight.blocks_seen and keys[0] in seq.keys:
@@ -189,40 +192,50 @@ class Mirror:
         flight.blocks_seen = depth
         if at is None:
             return
-        computed = depth * size
-        replay = self.replay
+        is_prompt = depth <= len(seq.keys)
+        slack = size - 1 if is_prompt else 0
+        told_early = is_prompt and self.settings.async_scheduling
 
         def is_there() -> bool:
-            return self._computed(seq) >= computed
+            return self._computed(seq) + slack >= depth * size
 
         if is_there():
-            if self._computed(seq) // size > depth and seq in replay.prefilling:
-                replay.place(seq, computed)
-            if not self._is_settled:
+            if not self._is_settled and not told_early:
                 self._settle(at)
-            return
-        if self._commit_until(is_there, at):
-            if self._computed(seq) // size > depth and seq in replay.prefilling:
-                replay.place(seq, computed)
-            self._settle(at)
+        elif self._commit_until(is_there, self._steps_to(seq, depth * size - seq.prompt + 1)):
+            self._settle(at, before_last=told_early)
         else:
-            replay.place(seq, computed)
+            self.replay.place(seq, depth * size)
             self._break(at)
+        self._nudge(seq, depth * size)
+
+    def _nudge(self, seq: Seq, stored: Tokens) -> None:
+        """Correct how far a prefill is by what was stored: not less, and no whole block more."""
+        if seq in self.replay.prefilling:
+            right = max(stored, min(seq.computed, stored + self.settings.block_size - 1))
+            if right != seq.computed and right < seq.target:
+                seq.computed = right
+
+    def _steps_to(self, seq: Seq, tokens: Tokens) -> int:
+        """Bound the steps that it may take until `seq` has `tokens` output tokens."""
+        if seq.id in self.replay.decoding:
+            return max(1, tokens - self.replay.generated(seq)) + 1
+        ahead = self.queued_tokens // self.settings.max_num_batched_tokens
+        return ahead + len(self.replay.waiting) + max(0, tokens) + 2
 
     def _computed(self, seq: Seq) -> Tokens:
         if seq.id in self.replay.decoding:
             return seq.computed + self.replay.tick - seq.base
         return seq.computed
 
-    def _commit_until(self, reached: Callable[[], bool], at: Seconds) -> bool:
-        """Commit steps until `reached`, as long as they fit before `at`; False if they do not."""
-        while not reached():
-            step = self._commit()
-            if step is None:
+    def _commit_until(self, reached: Callable[[], bool], most: int) -> bool:
+        """Commit steps, at most so many, until `reached`."""
+        for _ in range(most):
+            if self._commit() is None:
                 return False
-            if not reached() and self.replay.clock > at + max(0.05, 0.5 * (at - self._began)):
-                return False
-        return True
+            if reached():
+                return True
+        return False
 
     def _commit(self) -> Step | None:
         replay = self.replay
@@ -231,7 +244,6 @@ class Mirror:
                 return None
             replay.wake(max(replay.clock, replay.waiting[0].visible_at))
             self._break(None)
-        self._began = replay.clock
         step = replay.step(self.lookup)
         if not step.features.steps:
             return None
@@ -239,16 +251,21 @@ class Mirror:
             self._hold(seq, seq.keys[: (seq.cached or 0) // self.settings.block_size])
         self._last_seconds = self.learner.weights.seconds(step.features)
         replay.ran(step, replay.clock + self._last_seconds)
-        self._open = StepFeatures(*(a + b for a, b in zip(self._open, step.features, strict=True)))
+        self._open = _plus(self._open, step.features)
+        self._last_features = step.features
         self._is_settled = False
         return step
 
-    def _settle(self, at: Seconds) -> None:
-        """The last committed step ended at `at`."""
-        if self._last_end is not None and at > self._last_end:
+    def _settle(self, at: Seconds, *, before_last: bool = False) -> None:
+        """Take `at` as the end of the last committed step, or of the one before it."""
+        last = self._last_features
+        if before_last:
+            self._open = _minus(self._open, last)
+        if self._last_end is not None and at > self._last_end and self._open.steps > 0:
             self.learner.observe(self._open, at - self._last_end)
-        self._open, self._last_end, self._is_settled = StepFeatures(), at, True
-        self.replay.clock = at
+        self._last_end, self._is_settled = at, not before_last
+        self._open = last if before_last else StepFeatures()
+        self.replay.clock = at + (self._last_seconds if before_last else 0.0)
 
     def _break(self, at: Seconds | None) -> None:
         """No stretch to learn from leads here; the next one starts at `at`, if that was seen."""
@@ -356,3 +373,11 @@ def _depth_of(key: BlockKey, keys: list[BlockKey], guess: Blocks) -> Blocks:
     if guess <= len(keys) and keys[guess - 1] == key:
         return guess
     return keys.index(key) + 1 if key in keys else guess
+
+
+def _plus(a: StepFeatures, b: StepFeatures) -> StepFeatures:
+    return StepFeatures(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def _minus(a: StepFeatures, b: StepFeatures) -> StepFeatures:
+    return StepFeatures(*(x - y for x, y in zip(a, b, strict=True)))

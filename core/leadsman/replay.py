@@ -190,7 +190,7 @@ class Replay:
         self.drop(seq)
         self._orders += 1
         seq.order, seq.generated = self._orders, 0
-        seq.computed = min(computed, seq.prompt)
+        seq.computed = computed
         seq.blocks, seq.shared = self._blocks(seq.computed), 0
         self.free -= seq.blocks
         if computed < seq.prompt:

@@ -140,8 +140,8 @@ class StepLearner:
             return
         self.windows += 1
         self.prefill_windows += int(x[1] > 0)
-        # Relative to the prediction, not to y: a slow outlier must not weigh less than a fast one.
-        weight = 1.0 / (predicted * predicted)
+        # Relative to the prediction: by its own y a slow outlier would weigh less than a fast one.
+        weight = 1.0 / max(predicted, 0.5 * y) ** 2
         self._gram = FORGET * self._gram + weight * np.outer(x, x)
         self._moment = FORGET * self._moment + weight * y * x
         self._fit = self._solve()
@@ -153,7 +153,7 @@ class StepLearner:
     def _is_plausible(self, predicted: Seconds, y: Seconds) -> bool:
         low, high = PLAUSIBLE
         if self.windows < CREDULOUS and self.trust <= 1:
-            return predicted > 0
+            return True
         if predicted > 0 and low < y / predicted < high:
             self._rejects = 0
             return True
