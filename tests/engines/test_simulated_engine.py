@@ -4,7 +4,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leadsman_engines.simulated import engine as engine_module
+from leadsman_engines.simulated import stretch
 from leadsman_engines.simulated.blocks import BlocksStored, CacheCleared
 from leadsman_engines.simulated.engine import SimulatedEngine
 from leadsman_engines.simulated.presets import presets
@@ -255,7 +255,7 @@ def test_a_stretch_is_what_its_single_steps_would_have_been(seed, ahead, caching
 
     stretched = play(limits, seed, pauses)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "SHORTEST_STRETCH", 10**9)
+        patch.setattr(stretch, "SHORTEST_STRETCH", 10**9)
         literal = play(limits, seed, pauses)
 
     assert without_detail(stretched) == without_detail(literal)

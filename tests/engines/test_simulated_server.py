@@ -12,10 +12,11 @@ import zmq
 import zmq.asyncio
 from aiohttp import ClientSession, web
 from leadsman_engines.simulated.engine import SimulatedEngine
+from leadsman_engines.simulated.generation import FrontEnd
 from leadsman_engines.simulated.live import LiveEngine
 from leadsman_engines.simulated.presets import presets
 from leadsman_engines.simulated.publish import EventPublisher
-from leadsman_engines.simulated.server import EngineServer, FrontEnd
+from leadsman_engines.simulated.server import EngineServer
 from leadsman_engines.simulated.text import ByteTokenizer
 
 SMALL = presets()["qwen2.5-0.5b-a10g"]

@@ -1,16 +1,14 @@
-"""Answers in the three APIs' shapes, whole and as server-sent events.
+"""Answers in OpenAI's shapes, whole and as server-sent events.
 
 Model. One token is one chunk. A chat stream begins with a chunk that has only the role; it comes
 with the first token, as in vLLM, so the time to the first chunk is the time to the first token. The
 last token carries the reason of the end; where the model stopped by itself it has no text. Usage is
 in a chunk of its own, before `[DONE]`, where the client asked for it.
 
-Source: vLLM 0.32 entrypoints/openai/{chat_completion,completion}/serving.py,
-anthropic/serving.py, message_stream_converter.
+Source: vLLM 0.32 entrypoints/openai/{chat_completion,completion}/serving.py.
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -108,7 +106,7 @@ class ChatStream:
         }
         if final or self.continuous_usage:
             chunk["usage"] = usage.as_openai()
-        return _event(chunk)
+        return event(chunk)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,52 +144,11 @@ class CompletionStream:
         }
         if usage is not None:
             chunk["usage"] = usage.as_openai()
-        return _event(chunk)
-
-
-@dataclass(slots=True, kw_only=True)
-class MessageStream:
-    """Named events of a message. The text block begins with the first token that has text."""
-
-    id: str
-    model: str
-    begun: bool = False
-    in_block: bool = False
-    reason: str = "end_turn"
-
-    def piece(self, piece: Piece, usage: Usage) -> bytes:
-        """Write one token's delta, after what begins the message and its block."""
-        return b"".join(self._events(piece, usage))
-
-    def _events(self, piece: Piece, usage: Usage) -> Iterator[bytes]:
-        if not self.begun:
-            self.begun = True
-            yield _named("message_start", message=_message(self.id, self.model, usage, []))
-        if piece.finished is not None:
-            self.reason = _anthropic_reason(piece.finished)
-        if not piece.text:
-            return
-        if not self.in_block:
-            self.in_block = True
-            yield _named("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        delta = {"type": "text_delta", "text": piece.text}
-        yield _named("content_block_delta", index=0, delta=delta)
-
-    def end(self, usage: Usage) -> bytes:
-        """Close the block, and say why and at what use it ended."""
-        closing = _named("content_block_stop", index=0) if self.in_block else b""
-        delta = {"stop_reason": self.reason, "stop_sequence": None}
-        ended = _named("message_delta", delta=delta, usage=usage.as_anthropic())
-        return closing + ended + _named("message_stop")
+        return event(chunk)
 
 
 def whole(api: str, name: str, model: str, pieces: list[Piece], usage: Usage) -> dict[str, Any]:
-    """Write a whole response; pieces: one for each choice, with all its text."""
-    if api == "messages":
-        text = [{"type": "text", "text": pieces[0].text}]
-        message = _message(name, model, usage, text)
-        reason = _anthropic_reason(pieces[0].finished or "stop")
-        return message | {"stop_reason": reason, "usage": usage.as_anthropic()}
+    """Write a whole OpenAI response; pieces: one for each choice, with all its text."""
     choices: list[dict[str, Any]] = []
     for piece in pieces:
         choice: dict[str, Any] = {
@@ -222,27 +179,6 @@ def error(api: str, message: str, kind: str, status: int, param: str | None) -> 
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-def _message(name: str, model: str, usage: Usage, content: list[dict[str, str]]) -> dict[str, Any]:
-    return {
-        "id": name,
-        "type": "message",
-        "role": "assistant",
-        "content": content,
-        "model": model,
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": usage.as_anthropic(begun=True),
-    }
-
-
-def _anthropic_reason(finished: str) -> str:
-    return "max_tokens" if finished == "length" else "end_turn"
-
-
-def _event(chunk: dict[str, Any]) -> bytes:
+def event(chunk: dict[str, Any]) -> bytes:
+    """Write one server-sent event without a name."""
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
-
-
-def _named(name: str, **fields: object) -> bytes:
-    data = msgspec.json.encode({"type": name} | fields)
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -78,7 +78,8 @@ def _invalid(what: str, field: str) -> BadRequestError:
     return BadRequestError(message, param=field or None, kind="Bad Request")
 
 
-def _need(body: Mapping[str, Any], field: str, kind: type, what: str) -> Any:
+def need(body: Mapping[str, Any], field: str, kind: type, what: str) -> Any:
+    """Read a field that must be there, and of a kind; raises BadRequestError."""
     if field not in body:
         raise _invalid("Field required", f"body.{field}")
     if not isinstance(body[field], kind):
@@ -110,11 +111,11 @@ def check_model(body: Mapping[str, Any], served: str) -> None:
 
 def conversation(body: Mapping[str, Any]) -> Conversation:
     """Read the messages of a chat body, and what its template is told besides."""
-    messages = _need(body, "messages", list, "list")
+    messages = need(body, "messages", list, "list")
     if not messages:
         raise BadRequestError("messages must not be empty", param="messages")
     for index, message in enumerate(messages):
-        _check_message(message, f"body.messages.{index}")
+        check_message(message, f"body.messages.{index}")
     options: dict[str, Any] = dict(body.get("chat_template_kwargs") or {})
     options["add_generation_prompt"] = body.get("add_generation_prompt", True)
     options["tools"] = body.get("tools") or None
@@ -122,7 +123,8 @@ def conversation(body: Mapping[str, Any]) -> Conversation:
     return Conversation(messages=messages, options=options)
 
 
-def _check_message(message: object, where: str) -> None:
+def check_message(message: object, where: str) -> None:
+    """Refuse what no message can be; raises BadRequestError."""
     if not isinstance(message, dict):
         raise _invalid("Input should be a valid dictionary", where)
     if not isinstance(message.get("role"), str):
@@ -160,10 +162,10 @@ def _are_ids(value: object) -> bool:
 
 
 def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
-    """Read one body of the given API; raises BadRequestError."""
-    if api == "messages":
-        _need(body, "max_tokens", int, "integer")
-        body = anthropic_as_chat(body)
+    """Read one body; one of the Messages API as the chat body that it means.
+
+    Raises BadRequestError.
+    """
     limit = _number(body, "max_completion_tokens") if api == "chat" else None
     limit = _number(body, "max_tokens") if limit is None else limit
     if limit is None and api == "completions":
@@ -192,67 +194,3 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         priority=int(body.get("priority") or headers.get("x-vllm-priority") or 0),
         reads_cache=body.get("prompt_logprobs") is None,
     )
-
-
-def anthropic_as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a Messages body as the chat body that vLLM makes of it."""
-    messages: list[dict[str, Any]] = []
-    if body.get("system"):
-        messages.append({"role": "system", "content": _plain(body["system"])})
-    for message in _need(body, "messages", list, "list"):
-        _check_message(message, "body.messages")
-        messages += _anthropic_message(message)
-    chat = {key: value for key, value in body.items() if key not in ("system", "tools")}
-    tools = body.get("tools")
-    if tools:
-        chat["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.get("name"),
-                    "description": tool.get("description"),
-                    "parameters": tool.get("input_schema"),
-                },
-            }
-            for tool in tools
-        ]
-    return chat | {"messages": messages}
-
-
-def _plain(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    blocks = content if isinstance(content, list) else []
-    return "".join(block["text"] for block in blocks if block.get("type") == "text")
-
-
-def _anthropic_message(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    content = message["content"]
-    if not isinstance(content, list):
-        return [dict(message)]
-    written: list[dict[str, Any]] = [
-        {
-            "role": "tool",
-            "tool_call_id": block.get("tool_use_id"),
-            "content": _plain(block.get("content")),
-        }
-        for block in content
-        if block.get("type") == "tool_result"
-    ]
-    calls = [
-        {
-            "id": block.get("id"),
-            "type": "function",
-            "function": {
-                "name": block.get("name"),
-                "arguments": msgspec.json.encode(block.get("input", {})).decode(),
-            },
-        }
-        for block in content
-        if block.get("type") == "tool_use"
-    ]
-    texts = [block for block in content if block.get("type") == "text"]
-    if texts or calls or not written:
-        own: dict[str, Any] = {"role": message["role"], "content": texts or ""}
-        written.append(own | ({"tool_calls": calls} if calls else {}))
-    return written

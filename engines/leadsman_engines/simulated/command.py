@@ -18,10 +18,11 @@ from typing import Any
 from aiohttp import web
 
 from leadsman_engines.simulated.engine import SimulatedEngine
+from leadsman_engines.simulated.generation import FrontEnd
 from leadsman_engines.simulated.live import LiveEngine
 from leadsman_engines.simulated.presets import presets
 from leadsman_engines.simulated.publish import EventPublisher
-from leadsman_engines.simulated.server import EngineServer, FrontEnd
+from leadsman_engines.simulated.server import EngineServer
 from leadsman_engines.simulated.settings import SimulatedSettings
 from leadsman_engines.simulated.text import ByteTokenizer, FileTokenizer, Tokenizer
 

@@ -26,12 +26,11 @@ from random import Random
 
 from leadsman_engines.simulated.blocks import CacheEvent
 from leadsman_engines.simulated.hardware import Hardware
-from leadsman_engines.simulated.scheduler import Processed, Scheduler, Step
+from leadsman_engines.simulated.scheduler import Scheduler
 from leadsman_engines.simulated.sequences import SimulatedRequest, Tracked
 from leadsman_engines.simulated.settings import SimulatedSettings
-
-SHORTEST_STRETCH = 3
-"""Fewer equal steps than this are not worth looking for."""
+from leadsman_engines.simulated.steps import Processed, Step
+from leadsman_engines.simulated.stretch import equal_steps, in_steady_decode, move_ahead
 
 
 @dataclass(slots=True)
@@ -180,7 +179,7 @@ class SimulatedEngine:
         while (moment := self.next_time()) is not None and moment <= until:
             self._now = moment
             if self._steps:
-                stretch = self._decode_stretch(until)
+                stretch = self._stretch(until)
                 if stretch is not None:
                     outputs.append(stretch)
                     continue
@@ -245,30 +244,20 @@ class SimulatedEngine:
             prefill_tokens=sum(tokens for tokens, _ in step.chunks),
         )
 
-    def _decode_stretch(self, until: float) -> StepOutput | None:
+    def _stretch(self, until: float) -> StepOutput | None:
         """Run equal decode steps at once, up to the next one that changes more than counts."""
-        scheduler, steps = self.scheduler, self._steps
-        if scheduler.waiting or self._aborts or scheduler.pool.events:
-            return None
-        for step in steps:
-            if step.chunks or step.membership != scheduler.membership:
-                return None
-        running = scheduler.running
-        if len(steps) < self._depth or len(steps[-1].decode_contexts) != len(running):
+        if self._aborts or not in_steady_decode(self.scheduler, self._steps, self._depth):
             return None
         if self._arrivals:
             until = min(until, self._arrivals[0][0])
-            if until <= steps[0].ends_at:
+            if until <= self._steps[0].ends_at:
                 return None
-        longest = _equal_steps(running, self.settings)
-        if longest < SHORTEST_STRETCH:
+        running = self.scheduler.running
+        longest = equal_steps(running, self.settings)
+        if not longest:
             return None
         ends = self._run_stretch(longest, until)
-        for request in running:
-            request.tokens += len(ends)
-            request.computed += len(ends)
-        for step in steps:
-            step.decode_contexts = [context + len(ends) for context in step.decode_contexts]
+        move_ahead(running, self._steps, len(ends))
         return StepOutput(ends=ends, tokens=tuple([request.id for request in running]))
 
     def _run_stretch(self, longest: int, until: float) -> tuple[float, ...]:
@@ -289,20 +278,3 @@ class SimulatedEngine:
         for step, moment in zip(self._steps, queue, strict=True):
             step.ends_at = moment
         return tuple(ends)
-
-
-def _equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
-    """Count the steps before any request starts, takes or fills a block, or nears its end."""
-    fewest = block_size = settings.block_size
-    for request in running:
-        if request.tokens == request.prompt:
-            return 0
-        computed = request.computed
-        named = request.named if settings.enable_prefix_caching else computed // block_size
-        to_fill = (named + 1) * block_size - 1 - computed
-        to_take = len(request.blocks) * block_size - computed
-        to_end = request.ends_at - request.tokens - SHORTEST_STRETCH
-        fewest = min(fewest, to_fill, to_take, to_end)
-        if fewest < SHORTEST_STRETCH:
-            return 0
-    return fewest

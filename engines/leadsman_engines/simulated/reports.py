@@ -57,8 +57,8 @@ def metrics(live: LiveEngine, first_tokens: FirstTokenTimes) -> str:
         "kv_cache_usage_perc": engine.kv_usage,
     }
     counts = {
-        "prefix_cache_queries": engine.scheduler.queried_tokens,
-        "prefix_cache_hits": engine.scheduler.hit_tokens,
+        "prefix_cache_queries": engine.scheduler.cache.queried_tokens,
+        "prefix_cache_hits": engine.scheduler.cache.hit_tokens,
         "num_preemptions": engine.scheduler.preemptions,
         "prompt_tokens": counters.prompt_tokens,
         "prompt_tokens_cached": counters.cached_tokens,

@@ -13,38 +13,16 @@ one will have generated counts as placeholders, a finished request keeps its pla
 and one that stops by itself has a token scheduled in vain.
 
 Source: vLLM 0.32 v1/core/sched/scheduler.py, Scheduler.schedule, update_from_output,
-_preempt_request, finish_requests; async_scheduler.py; kv_cache_manager.py, allocate_slots.
+_preempt_request, finish_requests; async_scheduler.py.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Literal
 
-from leadsman_engines.simulated.blocks import BlockPool, BlocksStored
+from leadsman_engines.simulated.blocks import BlockPool
+from leadsman_engines.simulated.cache import RequestCache
 from leadsman_engines.simulated.sequences import Tracked
 from leadsman_engines.simulated.settings import SimulatedSettings
-
-
-@dataclass(slots=True)
-class Step:
-    """One scheduled step: tokens by request, in order; `partial` ones yield no token yet."""
-
-    tokens: dict[Tracked, int] = field(default_factory=dict)
-    partial: set[Tracked] = field(default_factory=set)
-    chunks: list[tuple[int, int]] = field(default_factory=list)
-    decode_contexts: list[int] = field(default_factory=list)
-    preempted: list[Tracked] = field(default_factory=list)
-    membership: int = 0
-    ends_at: float = 0.0
-
-
-@dataclass(slots=True)
-class Processed:
-    """What one processed step brought, by request id; `first` says what was reused."""
-
-    tokens: list[str] = field(default_factory=list)
-    first: dict[str, int] = field(default_factory=dict)
-    finished: dict[str, Literal["stop", "length"]] = field(default_factory=dict)
+from leadsman_engines.simulated.steps import Processed, Step
 
 
 class Scheduler:
@@ -52,12 +30,10 @@ class Scheduler:
 
     __slots__ = (
         "_scheduled",
-        "_watermark_blocks",
-        "hit_tokens",
+        "cache",
         "membership",
         "pool",
         "preemptions",
-        "queried_tokens",
         "running",
         "settings",
         "waiting",
@@ -65,13 +41,13 @@ class Scheduler:
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self.settings = settings
-        self.pool = BlockPool(settings.num_blocks, keeps_hashes=settings.enable_prefix_caching)
+        self.cache = RequestCache(settings)
+        self.pool: BlockPool = self.cache.pool
         self.running: list[Tracked] = []
         self.waiting: deque[Tracked] = deque()
         self.membership = 0
         self._scheduled: deque[Step] = deque()
-        self.preemptions = self.queried_tokens = self.hit_tokens = 0
-        self._watermark_blocks = int(settings.watermark * (settings.num_blocks + 1))
+        self.preemptions = 0
 
     @property
     def has_requests(self) -> bool:
@@ -93,7 +69,7 @@ class Scheduler:
         self.membership += 1
         if request.running:
             self.running.remove(request)
-            self._release(request)
+            self._stop(request)
         else:
             self.waiting.remove(request)
 
@@ -138,7 +114,7 @@ class Scheduler:
                     break
                 request.blocks += self.pool.take(missing)
             if end >= request.names_next:
-                self._name_blocks(request, min(end, request.tokens))
+                self.cache.name_blocks(request, min(end, request.tokens))
             step.tokens[request] = count
             left -= count
         return left
@@ -168,7 +144,7 @@ class Scheduler:
         return index, left
 
     def _preempt(self, victim: Tracked) -> None:
-        self._release(victim)
+        self._stop(victim)
         self.membership += 1
         self.preemptions += 1
         victim.preemptions += 1
@@ -178,10 +154,8 @@ class Scheduler:
         if self.settings.policy == "priority":
             self._sort_waiting()
 
-    def _release(self, request: Tracked) -> None:
-        self.pool.release(request.blocks)
-        request.blocks = []
-        request.named = 0
+    def _stop(self, request: Tracked) -> None:
+        self.cache.release(request)
         request.running = False
 
     def _admit(self, step: Step, left: int) -> None:
@@ -192,7 +166,7 @@ class Scheduler:
             if request.stale:
                 skipped.append(self.waiting.popleft())
                 continue
-            count = self._place(request, left, threshold)
+            count = self.cache.place(request, left, threshold, beside_others=bool(self.running))
             if count is None:
                 break
             self.waiting.popleft()
@@ -202,59 +176,6 @@ class Scheduler:
             step.tokens[request] = count
             left -= count
         self.waiting.extendleft(reversed(skipped))
-
-    def _place(self, request: Tracked, left: int, threshold: int | None) -> int | None:
-        """Give a waiting request its blocks; return its tokens in this step, None if it waits."""
-        settings, pool = self.settings, self.pool
-        block_size = settings.block_size
-        found: list[int] = []
-        if settings.enable_prefix_caching and request.request.reads_cache:
-            limit = (request.tokens - 1) // block_size
-            found = pool.longest_prefix(request.hashes_up_to(limit), limit)
-        hit = len(found) * block_size
-        count = request.tokens - hit
-        if threshold is not None:
-            count = min(count, threshold)
-        if count > left and not settings.enable_chunked_prefill:
-            return None
-        count = min(count, left)
-        whole = request.tokens if settings.reserve_full_isl else hit + count
-        spare = pool.free - (self._watermark_blocks if self.running else 0)
-        if -(-whole // block_size) - len(found) + pool.unheld(found) > spare:
-            return None
-        pool.hold(found)
-        request.blocks = found + pool.take(-(-(hit + count) // block_size) - len(found))
-        request.named = len(found)
-        request.names_next = 0
-        request.computed = hit
-        self._name_blocks(request, hit + count)
-        if request.cached is None:
-            request.cached = hit
-        if request.preemptions == 0:
-            self.queried_tokens += request.tokens
-            self.hit_tokens += hit
-        return count
-
-    def _name_blocks(self, request: Tracked, tokens: int) -> None:
-        """Name the request's blocks that are full at `tokens`, and report those that are new."""
-        if not self.settings.enable_prefix_caching:
-            request.names_next = self.settings.max_model_len + 1
-            return
-        block_size = self.settings.block_size
-        full, start = tokens // block_size, request.named
-        request.names_next = (max(full, start) + 1) * block_size
-        if full <= start:
-            return
-        request.named = full
-        hashes = request.hashes_up_to(full)
-        stored = BlocksStored(
-            request.id,
-            request.request.session_id,
-            tuple(hashes[start:full]),
-            hashes[start - 1] if start else None,
-            start,
-        )
-        self.pool.store(request.blocks[start:full], stored)
 
     def _advance(self, step: Step) -> None:
         ahead = self.settings.async_scheduling
@@ -288,7 +209,7 @@ class Scheduler:
                 result.first[request.id] = request.cached or 0
             known = request.computed - request.placeholders
             if ahead and request.running and known >= request.names_next:
-                self._name_blocks(request, known)
+                self.cache.name_blocks(request, known)
             if tokens >= request.ends_at:
                 self._finish(request, result)
         if result.finished:
@@ -305,7 +226,7 @@ class Scheduler:
         self.membership += 1
         result.finished[request.id] = request.finish_reason
         if request.running:
-            self._release(request)
+            self._stop(request)
 
     def check(self) -> None:
         """Assert that blocks held are exactly those of running requests, and the pool is whole."""

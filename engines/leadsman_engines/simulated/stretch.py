@@ -1,0 +1,54 @@
+"""Stretches of decode steps that differ in nothing but the length of their contexts.
+
+While every running request decodes, nothing waits, and no block is taken, named or released, each
+step adds one token to each request. Such steps need no scheduling: only their times are drawn.
+"""
+
+from collections import deque
+
+from leadsman_engines.simulated.scheduler import Scheduler
+from leadsman_engines.simulated.sequences import Tracked
+from leadsman_engines.simulated.settings import SimulatedSettings
+from leadsman_engines.simulated.steps import Step
+
+SHORTEST_STRETCH = 3
+"""Fewer equal steps than this are not worth looking for."""
+
+
+def in_steady_decode(scheduler: Scheduler, steps: deque[Step], depth: int) -> bool:
+    """Whether each step in the queue decodes every running request, and does nothing else."""
+    if scheduler.waiting or scheduler.pool.events or len(steps) < depth:
+        return False
+    for step in steps:
+        if step.chunks or step.membership != scheduler.membership:
+            return False
+    return len(steps[-1].decode_contexts) == len(scheduler.running)
+
+
+def equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
+    """Count the steps before any request starts, takes or fills a block, or nears its end.
+
+    Zero where that is fewer than are worth it.
+    """
+    fewest = block_size = settings.block_size
+    for request in running:
+        if request.tokens == request.prompt:
+            return 0
+        computed = request.computed
+        named = request.named if settings.enable_prefix_caching else computed // block_size
+        to_fill = (named + 1) * block_size - 1 - computed
+        to_take = len(request.blocks) * block_size - computed
+        to_end = request.ends_at - request.tokens - SHORTEST_STRETCH
+        fewest = min(fewest, to_fill, to_take, to_end)
+        if fewest < SHORTEST_STRETCH:
+            return 0
+    return fewest
+
+
+def move_ahead(running: list[Tracked], steps: deque[Step], count: int) -> None:
+    """Account for `count` such steps."""
+    for request in running:
+        request.tokens += count
+        request.computed += count
+    for step in steps:
+        step.decode_contexts = [context + count for context in step.decode_contexts]
