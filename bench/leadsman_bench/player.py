@@ -1,0 +1,179 @@
+"""Plays requests at a gateway as streaming chats, open loop: each at its time, come what may.
+
+The client keeps what it saw itself, so that a run has a witness beside the picker: status, first
+content chunk, end, usage. A connection that breaks is an outcome too. Times are seconds of the
+running event loop's clock, from the moment the play began.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+from leadsman.units import Seconds, Tokens
+
+from leadsman_bench.prompts import chat_messages
+from leadsman_bench.traces import TraceRequest
+
+REASON_HEADER = "x-llm-d-request-dropped-reason"
+LINGER: Seconds = 60.0
+"""How long the last answers may take after the last request was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One request of a play: when, what, and the queue wait that it accepts (None: any)."""
+
+    id: str
+    at: Seconds
+    row: TraceRequest
+    model: str
+    max_queue_wait: Seconds | None = None
+
+    def body(self) -> bytes:
+        """Encode the request as a streaming chat."""
+        wanted: dict[str, Any] = {
+            "model": self.model,
+            "messages": chat_messages(self.row),
+            "max_tokens": self.row.output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.max_queue_wait is not None:
+            wanted["max_queue_wait_s"] = self.max_queue_wait
+        return msgspec.json.encode(wanted)
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """What the client saw of one request; `status` is None where no answer came."""
+
+    planned: Planned
+    sent_at: Seconds
+    status: int | None = None
+    first_at: Seconds | None = None
+    ended_at: Seconds | None = None
+    cached_tokens: Tokens | None = None
+    reason: str | None = None
+    retry_after: Seconds | None = None
+    broke: bool = False
+
+    @property
+    def ttft(self) -> Seconds | None:
+        """Seconds from sending to the first content."""
+        return None if self.first_at is None else self.first_at - self.sent_at
+
+
+@dataclass(slots=True)
+class Tally:
+    """How a play stands."""
+
+    planned: int
+    sent: int = 0
+    served: int = 0
+    refused: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+
+@dataclass(slots=True)
+class Play:
+    """One play at a gateway; `tally` may be read while it runs."""
+
+    url: str
+    plan: Sequence[Planned]
+    played: list[Played] = field(default_factory=list)
+    tally: Tally = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(planned=len(self.plan))
+
+    async def run(self, began: Seconds | None = None) -> list[Played]:
+        """Send every request at its time and wait for the answers, at most LINGER.
+
+        began: the clock's reading at time 0 of the plan; now where it is None.
+        """
+        clock = asyncio.get_running_loop().time
+        start = clock() if began is None else began
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            sending: set[asyncio.Task[None]] = set()
+            for planned in sorted(self.plan, key=lambda one: one.at):
+                body = planned.body()
+                await asyncio.sleep(start + planned.at - clock())
+                one = Played(planned=planned, sent_at=clock() - start)
+                self.played.append(one)
+                task = asyncio.create_task(self._send(session, one, body, lambda: clock() - start))
+                sending.add(task)
+                task.add_done_callback(sending.discard)
+            await _finish(sending)
+        return self.played
+
+    async def _send(
+        self, session: aiohttp.ClientSession, one: Played, body: bytes, now: Callable[[], Seconds]
+    ) -> None:
+        self.tally.sent += 1
+        self.tally.in_flight += 1
+        headers = {"content-type": "application/json", "x-request-id": one.planned.id}
+        try:
+            async with session.post(
+                f"{self.url}/v1/chat/completions", data=body, headers=headers
+            ) as answer:
+                one.status = answer.status
+                if answer.status == 200:
+                    await _read(answer, one, now)
+                else:
+                    _keep_refusal(answer, one)
+                    await answer.read()
+        except (aiohttp.ClientError, TimeoutError):
+            one.broke = True
+        finally:
+            one.ended_at = now()
+            self._count(one)
+
+    def _count(self, one: Played) -> None:
+        self.tally.in_flight -= 1
+        if one.status == 200 and not one.broke:
+            self.tally.served += 1
+        elif one.status in {429, 503, 529}:
+            self.tally.refused += 1
+        else:
+            self.tally.failed += 1
+
+
+async def _finish(sending: set[asyncio.Task[None]]) -> None:
+    """Wait for the answers; what takes longer than LINGER is cut."""
+    if not sending:
+        return
+    _, late = await asyncio.wait(sending, timeout=LINGER)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+
+
+async def _read(answer: aiohttp.ClientResponse, one: Played, now: Callable[[], Seconds]) -> None:
+    """Read a stream to its end; only the first content and the usage are looked into."""
+    async for line in _data_lines(answer):
+        if one.first_at is None and b'"content"' in line:
+            chunk = msgspec.json.decode(line)
+            if any(choice["delta"].get("content") for choice in chunk["choices"]):
+                one.first_at = now()
+        elif b'"usage":{' in line or b'"usage": {' in line:
+            usage = msgspec.json.decode(line)["usage"]
+            details = usage.get("prompt_tokens_details") or {}
+            one.cached_tokens = details.get("cached_tokens")
+
+
+async def _data_lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async for line in answer.content:
+        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+            yield line[6:]
+
+
+def _keep_refusal(answer: aiohttp.ClientResponse, one: Played) -> None:
+    one.reason = answer.headers.get(REASON_HEADER, f"status {answer.status}")
+    after = answer.headers.get("retry-after")
+    one.retry_after = float(after) if after is not None else None
