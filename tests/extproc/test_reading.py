@@ -1,0 +1,316 @@
+"""From a body to what the core decides on: exact where it can be, an honest estimate elsewhere."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from leadsman.keys import block_keys, namespace_seed
+from leadsman.request import Request
+from leadsman.units import RequestId, TokenIds
+from leadsman_extproc.body import BadRequest, NotForUs
+from leadsman_extproc.models import ModelText, load_model
+from leadsman_extproc.ports import Arrival, ReadRequest
+from leadsman_extproc.reading import Pending, Reader, ServedModel
+from leadsman_extproc.wishes import HeaderNames
+from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+CHAT, COMPLETION, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+USER = [{"role": "user", "content": "the quick brown fox " * 60}]
+SIZES = (16, 64)
+SECRET = b"secret"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = tmp_path_factory.mktemp("model")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["the quick brown fox"], trainer)
+    roles = [f"<|{role}|>" for role in ("system", "user", "assistant", "tool")]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False) for t in ("<s>", *roles)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    tokenizer.save(str(made / "tokenizer.json"))
+    config = {"bos_token": "<s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (made / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def text(directory: Any) -> ModelText:
+    return load_model(directory)
+
+
+@pytest.fixture(scope="module")
+def oracle(directory: Any) -> Any:
+    return PreTrainedTokenizerFast.from_pretrained(directory)
+
+
+@dataclass(slots=True)
+class Engine:
+    """Answers what its own tokenizer would, if it does."""
+
+    ids: TokenIds | None
+    asked: list[str] = field(default_factory=list)
+
+    async def __call__(self, model: str, path: str, body: bytes) -> TokenIds | None:
+        self.asked.append(model)
+        return self.ids
+
+
+def arrival(path: str, fields: Mapping[str, Any], headers: Mapping[str, str]) -> Arrival:
+    return Arrival(
+        id=RequestId("r"),
+        headers={":path": path, **headers},
+        body=json.dumps({"model": "m", **fields}).encode(),
+        at=5.0,
+    )
+
+
+def reader(text: ModelText | None, engine: Engine | None = None) -> Reader:
+    served = ServedModel(name="m", text=text, aliases=["also-m"], adapters=["m-lora"])
+    return Reader(models=[served], secret=SECRET, block_sizes=lambda model: SIZES, tokenize=engine)
+
+
+def read(
+    reading: Reader, path: str, headers: Mapping[str, str] | None = None, **fields: Any
+) -> Request:
+    answer = asyncio.run(reading.read(arrival(path, fields, headers or {})))
+    assert isinstance(answer, ReadRequest)
+    return answer.request
+
+
+def keys(ids: Sequence[int], size: int, **names: str | None) -> list[int]:
+    seed = namespace_seed(secret=SECRET, model="m", **names)
+    return list(block_keys(np.array(ids, np.uint32), size, seed))
+
+
+def held(request: Request) -> dict[int, list[int]]:
+    return {size: list(found) for size, found in request.keys.items()}
+
+
+def test_a_chat_has_the_tokens_that_transformers_gives_it(text, oracle):
+    ids = oracle.apply_chat_template(USER, add_generation_prompt=True, return_dict=False)
+
+    request = read(reader(text), CHAT, messages=USER)
+
+    assert (request.prompt_tokens, request.tokens_are_exact) == (len(ids), True)
+    assert held(request) == {size: keys(ids, size) for size in SIZES}
+
+
+def test_the_same_conversation_has_the_same_keys_by_both_apis(text):
+    system = {"role": "system", "content": "Be brief."}
+
+    openai = read(reader(text), CHAT, messages=[system, *USER])
+    anthropic = read(reader(text), MESSAGES, messages=USER, system="Be brief.", max_tokens=5)
+
+    assert held(openai) == held(anthropic)
+
+
+def test_a_completion_has_its_begin_token_and_token_ids_are_taken_as_they_are(text, oracle):
+    ids = oracle("the fox " * 40)["input_ids"]
+
+    by_text = read(reader(text), COMPLETION, prompt="the fox " * 40)
+    by_ids = read(reader(text), COMPLETION, prompt=ids)
+    bare = read(reader(text), COMPLETION, prompt="the fox " * 40, add_special_tokens=False)
+
+    assert held(by_text) == held(by_ids) == {size: keys(ids, size) for size in SIZES}
+    assert held(bare) == {size: keys(ids[1:], size) for size in SIZES}
+
+
+def test_several_prompts_are_summed_and_keyed_by_the_longest(text):
+    request = read(reader(text), COMPLETION, prompt=[list(range(20)), list(range(40)), [7]])
+
+    assert request.prompt_tokens == 61
+    assert held(request)[16] == keys(range(40), 16)
+
+
+@pytest.mark.parametrize("others", [[1, 2, 3] * 20, list(range(59)), list(range(61))])
+def test_other_ids_never_have_the_keys_of_these(text, others):
+    these = read(reader(text), COMPLETION, prompt=list(range(60)))
+
+    those = read(reader(text), COMPLETION, prompt=others)
+
+    assert (held(these)[16] == held(those)[16]) == (others[:48] == list(range(48)))
+
+
+def test_salt_and_adapter_have_namespaces_of_their_own(text):
+    prompt = list(range(20))
+
+    salted = read(reader(text), COMPLETION, prompt=prompt, cache_salt="s")
+    adapted = read(reader(text), COMPLETION, prompt=prompt, model="m-lora")
+    alias = read(reader(text), COMPLETION, prompt=prompt, model="also-m")
+
+    assert held(salted)[16] == keys(prompt, 16, cache_salt="s")
+    assert held(adapted)[16] == keys(prompt, 16, lora="m-lora")
+    assert held(alias)[16] == keys(prompt, 16)
+    assert {salted.model, adapted.model, alias.model} == {"m"}
+
+
+def test_without_a_tokenizer_the_engine_is_asked():
+    engine = Engine(np.arange(40, dtype=np.uint32))
+
+    request = read(reader(None, engine), CHAT, messages=USER)
+
+    assert engine.asked == ["m"]
+    assert (request.prompt_tokens, request.tokens_are_exact) == (40, True)
+    assert held(request)[16] == keys(range(40), 16)
+
+
+@pytest.mark.parametrize("engine", [None, Engine(None)])
+def test_where_nobody_knows_the_tokens_they_are_an_estimate_without_keys(engine):
+    request = read(reader(None, engine), CHAT, messages=USER)
+
+    body = len(json.dumps({"model": "m", "messages": USER}))
+    assert (request.prompt_tokens, request.tokens_are_exact) == (round(body / 4), False)
+    assert request.keys == {}
+
+
+def test_an_estimate_learns_from_what_answers_report():
+    reading = reader(None)
+    for _ in range(200):
+        reading.learn("m", 1000, 100)
+
+    request = read(reading, CHAT, messages=USER)
+
+    body = len(json.dumps({"model": "m", "messages": USER}))
+    assert request.prompt_tokens == pytest.approx(body / 10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"chat_template": "{{ 1 }}"}, id="a template of its own"),
+        pytest.param({"truncate_prompt_tokens": 20}, id="truncated by the engine"),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            id="an image",
+        ),
+    ],
+)
+def test_what_only_the_engine_can_tell_is_no_exact_prompt(text, fields):
+    request = read(reader(text), CHAT, **{"messages": USER, **fields})
+
+    assert not request.tokens_are_exact
+    assert request.keys == {}
+
+
+def test_headers_say_whose_request_it_is_and_what_it_wants(text):
+    headers = {
+        "x-gateway-inference-fairness-id": "t",
+        "x-session-id": "s",
+        "x-llm-d-inference-objective": "o",
+        "x-slo-ttft-ms": "1500",
+        "x-leadsman-max-queue-wait-s": "60",
+        "x-leadsman-prefer": "cache",
+    }
+
+    request = read(reader(text), CHAT, headers, messages=USER)
+
+    assert (request.tenant, request.session, request.objective) == ("t", "s", "o")
+    assert (request.ttft_objective, request.max_queue_wait) == (1.5, 60.0)
+    assert request.prefers_cache
+
+
+def test_a_bound_in_the_body_overrides_the_headers(text):
+    headers = {"x-leadsman-max-queue-wait-s": "60"}
+
+    request = read(reader(text), CHAT, headers, messages=USER, max_queue_wait_s=30)
+
+    assert request.max_queue_wait == 30.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-leadsman-max-queue-wait-s", "4"),
+        ("x-leadsman-max-queue-wait-s", "nan"),
+        ("x-leadsman-max-queue-wait-s", "soon"),
+        ("x-slo-ttft-ms", "0"),
+        ("x-slo-ttft-ms", "inf"),
+        ("x-slo-ttft-ms", "nan"),
+        ("x-slo-ttft-ms", "soon"),
+    ],
+)
+def test_a_header_that_is_no_such_number_is_a_bad_request_that_names_it(text, name, value):
+    answer = reader(text).begin(arrival(CHAT, {"messages": USER}, {name: value}))
+
+    assert isinstance(answer, BadRequest)
+    assert answer.param == name
+
+
+def test_names_of_headers_are_settings(text):
+    reading = reader(text)
+    reading.headers = HeaderNames(tenant=("x-team",))
+
+    request = read(reading, CHAT, {"x-team": "blue", "x-leadsman-tenant": "red"}, messages=USER)
+
+    assert request.tenant == "blue"
+
+
+def test_only_a_long_new_text_is_worth_a_thread(text):
+    reading = reader(text)
+    long = [{"role": "user", "content": "fox " * text.tokenizer.slow_above}]
+    first = reading.begin(arrival(CHAT, {"messages": long}, {}))
+    assert isinstance(first, Pending)
+    reading.finish(first)
+
+    again = reading.begin(arrival(CHAT, {"messages": [*long, *USER]}, {}))
+
+    assert isinstance(again, Pending)
+    assert (first.needs_offload, again.needs_offload) == (True, False)
+
+
+def test_a_body_nested_as_deep_as_json_allows_is_read_or_refused_but_never_breaks(text):
+    depth = 900
+    raw = (
+        b'{"model":"m","messages":[{"role":"user","content":"q"}],"tools":[{"function":{"name":"f",'
+    )
+    raw += b'"parameters":' + b'{"a":' * depth + b"1" + b"}" * depth + b"}}]}"
+    come = Arrival(id=RequestId("r"), headers={":path": CHAT}, body=raw, at=0.0)
+
+    answer = reader(text).begin(come)
+
+    assert isinstance(answer, Pending | BadRequest)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer_config.json", "{"), ("tokenizer_config.json", "[]"), ("tokenizer.json", "{}")],
+)
+def test_a_model_whose_files_are_broken_says_which(directory, tmp_path, name, content):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).write_text(content)
+
+    with pytest.raises(ValueError, match=name):
+        load_model(tmp_path)
+
+
+def test_a_template_in_a_file_of_its_own_overrides_the_configuration(directory, tmp_path):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("<|user|>{{ messages | length }}")
+
+    request = read(reader(load_model(tmp_path)), CHAT, messages=USER)
+
+    assert request.prompt_tokens == 2
+
+
+def test_what_is_not_for_us_stays_so(text):
+    answer = reader(text).begin(arrival("/v1/embeddings", {}, {}))
+
+    assert isinstance(answer, NotForUs)
