@@ -17,7 +17,7 @@ from leadsman_bench.traces import TraceRequest
 from leadsman_bench.virtual import Offer, request_id
 
 SEED = namespace_seed(secret=b"virtual", model=MODEL)
-BACKLOG = 400
+BACKLOG = 160
 """Requests that capacity is measured on, a worker; the first and last quarter do not count."""
 
 

@@ -92,9 +92,17 @@ def groups(title: str, found: dict[str, Shares]) -> "Table":
     from rich.table import Table
 
     drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
-    drawn.add_column("")
-    for name in ("requests", "1 s", "10 s", "0.1 s or 15 %", "p90 error", "cache", "bound kept"):
-        drawn.add_column(name, justify="right")
+    drawn.add_column("", no_wrap=True)
+    for name in (
+        "requests",
+        "1 s",
+        "10 s",
+        "0.1 s or 15 %",
+        "p90 error",
+        "cache off",
+        "bound kept",
+    ):
+        drawn.add_column(name, justify="right", no_wrap=True)
     for name, group in found.items():
         drawn.add_row(
             name,
@@ -110,28 +118,32 @@ def groups(title: str, found: dict[str, Shares]) -> "Table":
 
 
 def worst(graded: Sequence[Graded], count: int) -> "Table":
-    """Make the table of the predictions that were most wrong, worst first."""
+    """Make the table of the predictions that were most wrong, worst first.
+
+    wait and prefill: predicted → real seconds before and after the engine began with the request.
+    """
     from rich import box
     from rich.table import Table
 
     drawn = Table(title=f"The {count} worst", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("request", "worker", "at", "load", "prompt", "credited", "reused"):
-        drawn.add_column(name, justify="right")
-    for name in ("wait", "predicted", "real", "error", "curve"):
-        drawn.add_column(name, justify="right")
-    for one in sorted(graded, key=lambda one: -abs(one.error))[:count]:
+    for name in ("request", "worker", "at", "load", "prompt", "credited", "reused", "ahead"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for name in ("wait", "prefill", "error", "curve"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for one in sorted(graded, key=lambda one: -abs(one.grade.error))[:count]:
+        grade = one.grade
         drawn.add_row(
-            one.request,
-            one.worker,
+            grade.request,
+            grade.worker,
             f"{one.at:.1f}",
             "-" if one.load is None else f"{one.load:.2f}",
-            f"{one.prompt_tokens:,}",
-            f"{one.credited:,}",
-            "-" if one.reused is None else f"{one.reused:,}",
-            seconds(one.predicted_wait),
-            seconds(one.predicted),
-            seconds(one.actual),
-            f"{one.error:+.2f} s",
+            f"{grade.prompt_tokens:,}",
+            f"{grade.credited:,}",
+            "-" if grade.reused is None else f"{grade.reused:,}",
+            str(one.ahead),
+            f"{one.predicted_wait:.2f} → {one.actual_wait:.2f}",
+            f"{one.predicted_prefill:.2f} → {one.actual_prefill:.2f}",
+            f"{-grade.error:+.2f} s",
             one.curve,
         )
     return drawn

@@ -80,11 +80,16 @@ class Offer:
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """A request that was sent to a worker, and what happened to it."""
+    """A request that was sent to a worker, and what happened to it.
+
+    started_at: when the engine was found to have begun with it, looked at each arrival.
+    """
 
     offer: Offer
     admitted: Admitted
+    block_size: Tokens
     sent_at: Seconds
+    started_at: Seconds | None = None
     first_at: Seconds | None = None
     ended_at: Seconds | None = None
     reused: Tokens | None = None
@@ -121,6 +126,7 @@ class VirtualWorker:
         self.id = WorkerId(spec.name)
         self.rng = rng
         self.streams: dict[str, Stream] = {}
+        self._queued: set[str] = set()
         self.down_until: Seconds | None = None
         self._see = see
         self._engine = SimulatedEngine(spec.settings, spec.hardware, rng)
@@ -145,6 +151,7 @@ class VirtualWorker:
             return
         keys = request.keys[self.spec.settings.block_size]
         self.streams[request.id] = stream
+        self._queued.add(request.id)
         self._engine.submit(
             SimulatedRequest(
                 id=request.id,
@@ -171,9 +178,11 @@ class VirtualWorker:
                 stream = self.streams[request_id]
                 stream.reused = reused
                 stream.is_witness = wants_witness(self.id)
+                self._queued.discard(request_id)
             for end in output.ends:
                 self._see_tokens(output, end)
             ended += [self._finish(self.streams.pop(done)) for done in output.finished]
+        self._note_started(until)
         return ended
 
     def sample(self, now: Seconds) -> None:
@@ -197,6 +206,7 @@ class VirtualWorker:
         lost = [self.streams.pop(request_id) for request_id in self._engine.restart()]
         for stream in lost:
             self._lose(stream, now)
+        self._queued.clear()
         self.down_until = now + DOWN_FOR
         self.announce(now + NOTICED_AFTER, ready=False)
         return lost
@@ -211,6 +221,15 @@ class VirtualWorker:
     def slow_down(self, factor: float) -> None:
         """Stretch the engine's steps from now on."""
         self._engine.slowdown = factor
+
+    def _note_started(self, now: Seconds) -> None:
+        """Note which queued requests the engine has begun with; no picker sees this."""
+        if not self._queued:
+            return
+        for tracked in self._engine.scheduler.running:
+            if tracked.request.id in self._queued:
+                self._queued.discard(tracked.request.id)
+                self.streams[tracked.request.id].started_at = now
 
     def _see_events(self, output: StepOutput) -> None:
         if output.events:
@@ -340,8 +359,13 @@ class VirtualFleet:
         decision = self._picker.decide(offer.request, now)
         match decision:
             case Admitted():
-                stream = Stream(offer=offer, admitted=decision, sent_at=now)
                 worker = self._by_id[decision.worker]
+                stream = Stream(
+                    offer=offer,
+                    admitted=decision,
+                    block_size=worker.spec.settings.block_size,
+                    sent_at=now,
+                )
                 worker.submit(stream, now)
                 if stream.outcome is not None:
                     self._keeper.ended(stream)

@@ -1,64 +1,47 @@
 from collections import Counter
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leadsman.grade import Bounded, Grade
 from leadsman_bench.report import groups, lines, percent, seconds, table, worst
 from leadsman_bench.summary import Counts, Graded, shares, summarise
 
 
-def graded(*, predicted=1.0, actual=1.0, wait=0.0, **more):
-    return Graded(
+def graded(*, predicted=1.0, actual=1.0, **more):
+    grade = Grade(
         **{
             "request": "r",
             "worker": "w",
-            "at": 0.0,
+            "model": "m",
             "prompt_tokens": 1000,
             "credited": 512,
             "reused": 512,
-            **more,
+            "block_size": 16,
+            **{key: more.pop(key) for key in ("request", "worker", "bounded") if key in more},
         },
         predicted=predicted,
         actual=actual,
-        predicted_wait=wait,
     )
+    extra = {"at": 0.0, "predicted_wait": 0.0, "actual_wait": 0.0, "ahead": 0, "curve": "own"}
+    return Graded(grade=grade, **(extra | more))
 
 
-@pytest.mark.parametrize(
-    ("predicted", "actual", "near"),
-    [
-        pytest.param(0.01, 0.11, True, id="a-tenth-of-a-second-is-near"),
-        pytest.param(0.01, 0.12, False, id="more-is-not"),
-        pytest.param(8.5, 10.0, True, id="fifteen-percent-of-the-real-time-is-near"),
-        pytest.param(11.6, 10.0, False, id="sixteen-are-not"),
-    ],
-)
-def test_near_is_a_tenth_of_a_second_or_fifteen_percent(predicted, actual, near):
-    one = graded(predicted=predicted, actual=actual)
+def test_a_verdict_is_right_on_either_side_of_the_bound():
+    kept = Bounded(bound=5.0, predicted=2.0, actual=4.0)
+    broken = Bounded(bound=5.0, predicted=2.0, actual=6.0)
 
-    assert one.within_relative is near
+    found = shares([graded(bounded=kept), graded(bounded=broken), graded()])
+
+    assert found.bound_kept == 0.5
+    assert found.same_side == 0.5
 
 
-def test_a_cache_estimate_without_a_report_is_neither_right_nor_wrong():
-    found = shares([graded(reused=None), graded(reused=512), graded(reused=496)])
+def test_wait_and_prefill_add_up_to_the_first_token():
+    one = graded(predicted=3.0, actual=5.0, predicted_wait=1.0, actual_wait=4.5)
 
-    assert found.cache_mismatch == 0.5
-
-
-def test_the_queue_wait_is_what_the_own_prefill_leaves():
-    one = graded(predicted=5.0, wait=4.0, actual=6.5, bound=5.0)
-
-    assert one.actual_wait == 5.5
-    assert one.kept_bound is False
-    assert one.same_side is False
-
-
-def test_unbounded_requests_do_not_count_as_kept():
-    found = shares([graded(), graded(bound=5.0)])
-
-    assert found.bound_kept == 1.0
-    assert found.same_side == 1.0
+    assert one.predicted_prefill == 2.0
+    assert one.actual_prefill == 0.5
 
 
 def test_no_requests_have_no_shares():
