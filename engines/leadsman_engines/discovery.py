@@ -1,0 +1,190 @@
+"""Asks an engine for its settings, and says clearly what it would not tell.
+
+Four pages are open on every vLLM: `/metrics` (cache configuration), `/version`, `/v1/models`
+and, in newer ones, `/kv_event_sources`. `/server_info` has the scheduler's settings, but only in
+development mode. What none of them says, the profile must: without its token budget or its slots
+an engine cannot be replayed, and a guess would be wrong silently. Settings whose default is
+vLLM's own and documented (policy, watermark and the like) keep that default.
+
+`num_gpu_blocks` is the sum over an endpoint's ranks, shown under each of them, and counts one
+null block a rank.
+
+Source: vLLM 0.33 v1/engine/core_client.py; entrypoints/serve/dev/server_info, kv_events;
+v1/core/block_pool.py, BlockPool.null_block.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from leadsman.engine import EngineSettings
+from leadsman.units import WorkerId
+
+from leadsman_engines.engine_pages import (
+    cache_settings,
+    event_sources,
+    info_settings,
+    named_settings,
+    port_above,
+    reachable,
+)
+from leadsman_engines.errors import EngineProtocolError
+from leadsman_engines.metrics import EngineMetrics, read_metrics
+from leadsman_engines.profile import SETTINGS_FIELDS, EngineProfile
+
+_REQUIRED: Final = (
+    "model",
+    "version",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_model_len",
+    "block_size",
+    "num_blocks",
+)
+_TOLD_BY: Final = {
+    "model": "/v1/models",
+    "version": "/version",
+    "max_model_len": "/v1/models",
+    "block_size": "vllm:cache_config_info in /metrics",
+    "num_blocks": "vllm:cache_config_info in /metrics",
+}
+_NOT_THERE: Final = frozenset({401, 403, 404, 405, 501})
+_IN_DEV_MODE: Final = "/server_info, which it serves only with VLLM_SERVER_DEV_MODE=1"
+
+
+class UnknownSettingError(Exception):
+    """A setting that neither the engine tells nor the profile states: the user's to mend."""
+
+    def __init__(self, url: str, field: str) -> None:
+        source = _TOLD_BY.get(field, _IN_DEV_MODE)
+        super().__init__(
+            f"{url}: {field} is not known. The engine does not tell it by {source}, and the"
+            f" profile does not state it. Start the engine so that it does, or set"
+            f" `profile.{field}` for this endpoint."
+        )
+        self.url = url
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSource:
+    """Where one rank publishes its KV events, as an address that can be connected to."""
+
+    events: str
+    replay: str | None = None
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveredRank:
+    """One scheduler behind an endpoint. dp_rank: None where the endpoint has only this one.
+
+    index: its label in the engine's metrics.
+    """
+
+    index: int
+    dp_rank: int | None
+    settings: EngineSettings
+    events: EventSource | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveredEngine:
+    """All schedulers behind one endpoint, and the metrics page that they were read from."""
+
+    ranks: tuple[DiscoveredRank, ...]
+    metrics: EngineMetrics
+
+
+async def discover(
+    http: aiohttp.ClientSession, base_url: str, profile: EngineProfile
+) -> DiscoveredEngine:
+    """Ask one endpoint for everything.
+
+    Raises UnknownSettingError (the user's to mend), EngineProtocolError (the engine talks
+    nonsense), aiohttp.ClientError or TimeoutError (it does not talk).
+    """
+    base = base_url.rstrip("/")
+    metrics, version, models, info, sources = await asyncio.gather(
+        _get(http, f"{base}/metrics"),
+        _get_json(http, f"{base}/version"),
+        _get_json(http, f"{base}/v1/models"),
+        _get_json(http, f"{base}/server_info?config_format=json"),
+        _get_json(http, f"{base}/kv_event_sources"),
+    )
+    try:
+        page = read_metrics(metrics or b"")
+        told = info_settings(info) | cache_settings(page) | named_settings(version, models)
+    except ValueError as error:
+        raise EngineProtocolError(WorkerId(base), str(error)) from error
+    settings = _settings(base, told, profile)
+    indices = sorted(page.ranks) or [0]
+    events = _events(sources, urlsplit(base).hostname or base, profile, indices)
+    return DiscoveredEngine(
+        ranks=tuple(
+            DiscoveredRank(
+                index=index,
+                dp_rank=None if len(indices) == 1 else index,
+                settings=settings,
+                events=events.get(index),
+            )
+            for index in indices
+        ),
+        metrics=page,
+    )
+
+
+def _settings(url: str, told: Mapping[str, Any], profile: EngineProfile) -> EngineSettings:
+    known = {
+        name: told[name] if name in told else getattr(profile, name) for name in SETTINGS_FIELDS
+    }
+    known = {name: value for name, value in known.items() if value is not None}
+    for name in _REQUIRED:
+        if name not in known:
+            raise UnknownSettingError(url, name)
+    return EngineSettings(**known)
+
+
+def _events(
+    sources: Any, host: str, profile: EngineProfile, indices: Sequence[int]
+) -> dict[int, EventSource]:
+    """Say where each rank publishes: as stated, else as the engine tells."""
+    if profile.kv_events == "off":
+        return {}
+    if profile.kv_events is not None:
+        stated, replay = profile.kv_events, profile.kv_replay
+        return {
+            index: EventSource(
+                events=port_above(reachable(stated, host), place),
+                replay=port_above(reachable(replay, host), place) if replay else None,
+            )
+            for place, index in enumerate(indices)
+        }
+    found = {
+        rank: EventSource(events=events, replay=replay, topic=topic)
+        for rank, (events, replay, topic) in event_sources(sources, host).items()
+    }
+    if len(indices) == len(found) == 1:
+        return {indices[0]: next(iter(found.values()))}
+    return found
+
+
+async def _get(http: aiohttp.ClientSession, url: str) -> bytes | None:
+    """Fetch a page; None where the engine has no such page, or keeps it closed."""
+    async with http.get(url) as response:
+        if response.status in _NOT_THERE:
+            return None
+        response.raise_for_status()
+        return await response.read()
+
+
+async def _get_json(http: aiohttp.ClientSession, url: str) -> Any:
+    page = await _get(http, url)
+    try:
+        return None if page is None else msgspec.json.decode(page)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,111 @@
+"""What an engine's `/metrics` page says of its load, its cache configuration, and its life.
+
+A page has hundreds of lines and is read twice a second from every engine, so only the lines of
+the few names that matter are looked for, and only those are parsed. A name that is absent gives
+None: an engine that does not say how full its cache is has not said that it is empty.
+
+Source: vLLM 0.33 v1/metrics/loggers.py; prometheus/client_python, ProcessCollector.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from leadsman.records import LoadSample
+from leadsman.units import Seconds, WorkerId
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+_RUNNING: Final = "vllm:num_requests_running"
+_WAITING: Final = "vllm:num_requests_waiting"
+_KV_USAGE: Final = "vllm:kv_cache_usage_perc"
+_PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+_SLEEP: Final = "vllm:engine_sleep_state"
+_CONFIG: Final = "vllm:cache_config_info"
+_STARTED: Final = "process_start_time_seconds"
+_NAMES: Final = (_RUNNING, _WAITING, _KV_USAGE, _PROMPT_TOKENS, _SLEEP, _CONFIG, _STARTED)
+_LINES: Final = re.compile(rb"^(?:%s)[{ ].*" % "|".join(_NAMES).encode(), re.MULTILINE)
+
+
+@dataclass(slots=True)
+class RankMetrics:
+    """What one engine scheduler says; `prompt_tokens`: since it started."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    prompt_tokens: float | None = None
+    is_awake: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """One page, by engine index. `cache_config`: the labels as they stand, "None" included."""
+
+    ranks: Mapping[int, RankMetrics] = field(default_factory=dict)
+    cache_config: Mapping[str, str] = field(default_factory=dict)
+    started_at: Seconds | None = None
+
+    def load(self, rank: int, worker: WorkerId, at: Seconds) -> LoadSample | None:
+        """Give one rank's load; None where it does not say both counts."""
+        said = self.ranks.get(rank)
+        if said is None or said.running is None or said.waiting is None:
+            return None
+        return LoadSample(
+            worker=worker,
+            at=at,
+            running=said.running,
+            waiting=said.waiting,
+            kv_usage=said.kv_usage,
+        )
+
+    def is_of_another_life_than(self, earlier: "EngineMetrics") -> bool:
+        """Say whether the process started anew in between: a counter only falls by a restart."""
+        if None not in (self.started_at, earlier.started_at):
+            return self.started_at != earlier.started_at
+        return any(
+            said.prompt_tokens is not None
+            and before.prompt_tokens is not None
+            and said.prompt_tokens < before.prompt_tokens
+            for rank, said in self.ranks.items()
+            if (before := earlier.ranks.get(rank)) is not None
+        )
+
+
+def read_metrics(page: bytes) -> EngineMetrics:
+    """Read a page. ValueError where one of its lines that matter is no metric."""
+    ranks: dict[int, RankMetrics] = {}
+    config: dict[str, str] = {}
+    started_at: Seconds | None = None
+    for sample in _samples(page):
+        if sample.name == _STARTED:
+            started_at = sample.value
+            continue
+        rank = int(sample.labels.get("engine", "0"))
+        said = ranks.setdefault(rank, RankMetrics())
+        if sample.name == _CONFIG:
+            config = {name: value for name, value in sample.labels.items() if name != "engine"}
+        else:
+            _note(said, sample)
+    return EngineMetrics(ranks=ranks, cache_config=config, started_at=started_at)
+
+
+def _samples(page: bytes) -> Iterator[Sample]:
+    lines = b"\n".join(_LINES.findall(page)).decode()
+    for family in text_string_to_metric_families(lines + "\n"):
+        yield from family.samples
+
+
+def _note(said: RankMetrics, sample: Sample) -> None:
+    match sample.name:
+        case "vllm:num_requests_running":
+            said.running = int(sample.value)
+        case "vllm:num_requests_waiting":
+            said.waiting = int(sample.value)
+        case "vllm:kv_cache_usage_perc":
+            said.kv_usage = sample.value
+        case "vllm:prompt_tokens_total":
+            said.prompt_tokens = sample.value
+        case "vllm:engine_sleep_state" if sample.labels.get("sleep_state") == "awake":
+            said.is_awake = sample.value == 1.0

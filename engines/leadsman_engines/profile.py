@@ -1,0 +1,48 @@
+"""What a user states about an engine, for all that the engine does not tell itself.
+
+Every field may be absent. What an engine says of itself goes before what is stated for it: a
+statement is written once, and an engine is restarted with other settings many times. Only where
+its events are reached is better known from outside, so there the statement goes first.
+"""
+
+from dataclasses import dataclass
+
+from leadsman.engine import EngineSettings, Policy
+from leadsman.units import Blocks, Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """Statements about one engine, or about a set of like ones.
+
+    num_blocks: usable KV blocks of one rank (vLLM's num_gpu_blocks - 1).
+    kv_events, kv_replay: ZMQ endpoints of the first rank; each further one's port is one higher.
+    kv_events "off": the engine publishes none, and nobody is to look for them.
+    """
+
+    model: str | None = None
+    version: str | None = None
+    max_num_batched_tokens: Tokens | None = None
+    max_num_seqs: int | None = None
+    max_model_len: Tokens | None = None
+    block_size: Tokens | None = None
+    num_blocks: Blocks | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    long_prefill_token_threshold: Tokens | None = None
+    async_scheduling: bool | None = None
+    policy: Policy | None = None
+    watermark: float | None = None
+    reserve_full_isl: bool | None = None
+    hardware: str | None = None
+    image: str | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+
+EMPTY_PROFILE = EngineProfile()
+
+SETTINGS_FIELDS = tuple(
+    name for name in EngineSettings.__slots__ if name in EngineProfile.__slots__
+)
+"""The fields that a profile can state of an engine's settings."""
