@@ -84,10 +84,12 @@ def _variables(fields: JsonObject) -> dict[str, Any]:
 def _message(message: JsonObject, content_format: ContentFormat) -> JsonObject:
     role = message["role"]
     parts = _parts(message)
-    if content_format == "openai" and not (role == "tool" and _all_text(parts)):
-        shaped: JsonObject = {"role": role, "content": parts}
-    else:
-        shaped = {"role": role, "content": _joined(parts)}
+    shaped: JsonObject = {"role": role, "content": parts}
+    if content_format == "string":
+        words = (part.get("text") or part.get("name") for part in parts)
+        shaped["content"] = "\n".join(word for word in words if word)
+    elif role == "tool" and _all_text(parts):
+        shaped["content"] = "\n".join(_texts(parts))
     if role == "assistant":
         _add_calls(message, shaped)
         _add_reasoning(message, shaped)
@@ -107,8 +109,9 @@ def _parts(message: JsonObject) -> list[JsonObject]:
     given = [content] if isinstance(content, str) else content or []
     if not isinstance(given, list):
         raise TemplateError("content is neither a text nor a list")
-    parts = [part for item in given if (part := _part(item)) is not None]
-    return _without_billing(parts) if message["role"] == "system" else parts
+    if message["role"] == "system":
+        given = [kept for item in given if (kept := _without_billing(item)) is not None]
+    return [part for item in given if (part := _part(item)) is not None]
 
 
 def _part(item: object) -> JsonObject | None:
@@ -138,17 +141,16 @@ def _named(part: JsonObject) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _without_billing(parts: list[JsonObject]) -> list[JsonObject]:
-    kept = []
-    for part in parts:
-        text = part.get("text")
-        if isinstance(text, str) and text.startswith(_BILLING):
-            rest = text.partition("\n")[2]
-            if not rest:
-                continue
-            part = {**part, "text": rest}  # noqa: PLW2901
-        kept.append(part)
-    return kept
+def _without_billing(item: Any) -> object:
+    """Drop the first line of a text where it is the one that changes with every request."""
+    is_text = isinstance(item, dict) and item.get("type") == "text"
+    text = item.get("text") if is_text else item
+    if not isinstance(text, str) or not text.startswith(_BILLING):
+        return item
+    rest = text.partition("\n")[2]
+    if not rest:
+        return None
+    return {**item, "text": rest} if is_text else rest
 
 
 def _add_calls(message: JsonObject, shaped: JsonObject) -> None:
@@ -199,10 +201,11 @@ def _system_first(messages: list[JsonObject]) -> list[JsonObject]:
 
 
 def _joined(content: str | list[JsonObject]) -> str:
-    if isinstance(content, str):
-        return content
-    words = (part.get("text", part.get("name")) for part in content)
-    return "\n".join(text for text in words if text is not None)
+    return content if isinstance(content, str) else "\n".join(_texts(content))
+
+
+def _texts(parts: Sequence[JsonObject]) -> list[str]:
+    return [part["text"] for part in parts if part["type"] == "text"]
 
 
 def _tools(tools: object) -> list[JsonObject] | None:

@@ -375,3 +375,32 @@ def test_a_template_cannot_leave_its_sandbox():
 
     with pytest.raises(TemplateError):
         template.render(Chat(messages=[{"role": "user", "content": "q"}]))
+
+
+BILLING = "x-anthropic-billing-header: cch=1"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (["", ""], ""),
+        (["a", "", "b"], "a\nb"),
+        (BILLING, ""),
+        (BILLING + "\nBe brief.", "Be brief."),
+        ([{"type": "text", "text": BILLING}, "Be"], "Be"),
+        ([{"type": "refusal", "refusal": BILLING}], BILLING),
+        ([{"type": "tool_reference", "name": "f"}, "x"], "f\nx"),
+    ],
+)
+def test_a_system_text_leaves_out_what_vllm_leaves_out(content, text):
+    talk = shaped(ChatTemplate(CHATML, {}), [{"role": "system", "content": content}])
+
+    assert talk.messages == [{"role": "system", "content": text}]
+
+
+def test_a_tools_result_keeps_its_empty_parts_where_the_template_takes_parts():
+    result = {"role": "tool", "content": ["", "a", ""]}
+
+    talk = shaped(ChatTemplate(PARTS, {}), [result])
+
+    assert talk.messages == [{"role": "tool", "content": "\na\n"}]
