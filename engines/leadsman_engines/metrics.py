@@ -60,8 +60,18 @@ class EngineMetrics:
             kv_usage=said.kv_usage,
         )
 
+    @property
+    def is_awake(self) -> bool:
+        """Whether no rank says that it sleeps."""
+        return all(said.is_awake is not False for said in self.ranks.values())
+
     def is_of_another_life_than(self, earlier: "EngineMetrics") -> bool:
-        """Say whether the process started anew in between: a counter only falls by a restart."""
+        """Say whether the engine started anew in between.
+
+        Its cache configuration and its start time stand within a life, and its counters only grow.
+        """
+        if self.cache_config != earlier.cache_config:
+            return True
         if None not in (self.started_at, earlier.started_at):
             return self.started_at != earlier.started_at
         return any(

@@ -89,5 +89,5 @@ def test_an_empty_page_says_nothing():
     ],
 )
 def test_a_line_that_is_no_metric_is_a_mistake(line):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_metrics(line)

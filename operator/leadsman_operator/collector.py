@@ -1,0 +1,214 @@
+"""Collects from one endpoint, for as long as it is in the fleet: settings, cache, load, readiness.
+
+An engine process has lives. Within one, its settings stand, its event stream continues and its
+cache persists; a new one begins when the metrics show a new process (an idle engine that lost its
+cache sends no event) or other settings. At the start of each life the workers are said anew, what
+their caches held is cleared, and the streams are followed from their beginning.
+
+An engine that cannot be reached, sleeps, or says it is unhealthy is not ready, and stays a worker.
+While an engine is idle it is asked less often: KV events tell when it is not.
+
+Source: vLLM 0.33 entrypoints/serve/instrumentator/health.py; distributed/kv_events.py.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import aiohttp
+from leadsman.records import KvEvents, Trust, TrustChanged, WorkerSeen
+from leadsman.units import Seconds, WorkerId
+from leadsman_engines.blocks import EngineBlocks
+from leadsman_engines.discovery import (
+    DiscoveredEngine,
+    DiscoveredRank,
+    UnknownSettingError,
+    discover,
+)
+from leadsman_engines.errors import EngineProtocolError
+from leadsman_engines.kv_stream import KvSource, KvStream
+from leadsman_engines.metrics import EngineMetrics, read_metrics
+
+from leadsman_operator.endpoint import Endpoint, Surroundings
+from leadsman_operator.roster import Roster
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
+_NOT_UNDERSTOOD = (UnknownSettingError, EngineProtocolError, *_NO_ANSWER)
+
+
+class Collector:
+    """One endpoint's collector; run it as a task, and `leave` when the endpoint is removed."""
+
+    def __init__(self, endpoint: Endpoint, around: Surroundings) -> None:
+        self.roster = Roster(around.publish, around.clock)
+        self._endpoint = endpoint
+        self._around = around
+        self._timing = around.timing
+        self._stir = asyncio.Event()
+
+    async def run(self) -> None:
+        """Collect until cancelled, one life of the engine after another."""
+        while True:
+            engine, address = await self._discover()
+            self.roster.call(
+                {
+                    self._worker(rank): self._seen(rank, address, engine.metrics)
+                    for rank in engine.ranks
+                }
+            )
+            streams = [asyncio.create_task(self._follow(rank)) for rank in engine.ranks]
+            try:
+                await self._poll(engine)
+            finally:
+                for stream in streams:
+                    stream.cancel()
+                await asyncio.gather(*streams, return_exceptions=True)
+            log.info("engine starts a new life", extra={"endpoint": self._endpoint.url})
+
+    def leave(self) -> None:
+        """Say that the endpoint's workers are gone."""
+        self.roster.leave()
+
+    # -- settings ------------------------------------------------------------------------------
+
+    async def _discover(self) -> tuple[DiscoveredEngine, str]:
+        """Ask for the settings until they are known; gives the engine and its `ip:port`."""
+        pause = 0.25
+        while True:
+            try:
+                return await self._ask(), await self._endpoint.resolve()
+            except _NOT_UNDERSTOOD as error:
+                self.roster.be_ready(ready=False)
+                fields = {"endpoint": self._endpoint.url, "error": str(error) or repr(error)}
+                log.warning("engine not understood", extra=fields)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, self._timing.retry)
+
+    async def _ask(self) -> DiscoveredEngine:
+        return await discover(self._around.http, self._endpoint.url, self._endpoint.profile)
+
+    def _worker(self, rank: DiscoveredRank) -> WorkerId:
+        address = self._endpoint.address
+        return WorkerId(address if rank.dp_rank is None else f"{address}#{rank.dp_rank}")
+
+    def _seen(self, rank: DiscoveredRank, address: str, page: EngineMetrics) -> WorkerSeen:
+        return WorkerSeen(
+            worker=self._worker(rank),
+            endpoint=address,
+            settings=rank.settings,
+            ready=page.is_awake,
+            dp_rank=rank.dp_rank,
+        )
+
+    # -- cache ---------------------------------------------------------------------------------
+
+    async def _follow(self, rank: DiscoveredRank) -> None:
+        """Follow one rank's KV events; a stream that breaks is begun anew."""
+        worker = self._worker(rank)
+        if rank.events is None:
+            self.roster.trust(worker, Trust.BLIND, "engine publishes no KV events")
+            return
+        source = KvSource(
+            worker=worker,
+            events=rank.events.events,
+            replay=rank.events.replay,
+            topic=rank.events.topic,
+        )
+        while True:
+            blocks = EngineBlocks(secret=self._around.secret, model=rank.settings.model)
+            try:
+                await KvStream(source, blocks, self._hear, self._around.clock).run()
+            except Exception:
+                log.exception("KV event stream broke", extra={"worker": worker})
+            self.roster.clear(worker, "KV event stream broke")
+            await asyncio.sleep(self._timing.retry)
+
+    def _hear(self, record: KvEvents | TrustChanged) -> None:
+        self._stir.set()
+        self._around.publish(record)
+
+    # -- load and readiness --------------------------------------------------------------------
+
+    async def _poll(self, engine: DiscoveredEngine) -> None:
+        """Ask for the load again and again; return when the engine's life is over."""
+        before = engine.metrics
+        healthy_at = checked_at = self._around.clock()
+        while True:
+            asked_at = self._around.clock()
+            page = await self._answer(self._metrics())
+            if page is None:
+                self.roster.be_ready(ready=False)
+                healthy_at = asked_at - self._timing.health
+                await asyncio.sleep(self._timing.poll)
+                continue
+            if page.is_of_another_life_than(before):
+                return
+            if before.is_awake and not page.is_awake:
+                for rank in engine.ranks:
+                    self.roster.empty(self._worker(rank))
+            before = page
+            is_busy = self._tell_load(engine, page, asked_at)
+            if asked_at - healthy_at >= self._timing.health or not page.is_awake:
+                healthy_at = asked_at
+                self.roster.be_ready(ready=page.is_awake and await self._is_healthy())
+            if asked_at - checked_at >= self._timing.recheck:
+                checked_at = asked_at
+                if await self._has_changed(engine):
+                    return
+            await self._rest(asked_at, is_busy=is_busy)
+
+    async def _rest(self, asked_at: Seconds, *, is_busy: bool) -> None:
+        """Wait for the next turn: soon while the engine works, or as soon as it does again."""
+        if not is_busy:
+            self._stir.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.idle_poll):
+                    await self._stir.wait()
+        await asyncio.sleep(asked_at + self._timing.poll - self._around.clock())
+
+    def _tell_load(self, engine: DiscoveredEngine, page: EngineMetrics, at: Seconds) -> bool:
+        """Say each rank's load; True while there is work."""
+        is_busy = False
+        for rank in engine.ranks:
+            sample = page.load(rank.index, self._worker(rank), at)
+            if sample is not None:
+                self.roster.load(sample)
+                is_busy |= sample.running + sample.waiting > 0
+        return is_busy
+
+    async def _metrics(self) -> EngineMetrics:
+        async with self._around.http.get(f"{self._base}/metrics") as response:
+            response.raise_for_status()
+            return read_metrics(await response.read())
+
+    async def _is_healthy(self) -> bool:
+        return await self._answer(self._health()) or False
+
+    async def _health(self) -> bool:
+        async with self._around.http.get(f"{self._base}/health") as response:
+            return response.status == 200
+
+    @property
+    def _base(self) -> str:
+        return self._endpoint.url.rstrip("/")
+
+    async def _has_changed(self, engine: DiscoveredEngine) -> bool:
+        try:
+            return (await self._ask()).ranks != engine.ranks
+        except _NOT_UNDERSTOOD:
+            return False
+
+    async def _answer(self, asked: Awaitable[Answer]) -> Answer | None:
+        try:
+            return await asked
+        except (ValueError, *_NO_ANSWER) as error:
+            fields = {"endpoint": self._endpoint.url, "error": str(error) or repr(error)}
+            log.debug("engine did not answer", extra=fields)
+            return None

@@ -1,0 +1,64 @@
+"""What a collector is given: an address, how often to ask it, and what surrounds it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import aiohttp
+from leadsman.records import Record
+from leadsman.units import Seconds
+from leadsman_engines.profile import EMPTY_PROFILE, EngineProfile
+
+Publish: TypeAlias = Callable[[Record], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One address that serves an engine's API."""
+
+    url: str
+    profile: EngineProfile = EMPTY_PROFILE
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the URL."""
+        host, port = self._place
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def resolve(self) -> str:
+        """Give `ip:port`, which is what a gateway sends to. OSError where there is none."""
+        host, port = self._place
+        found = await asyncio.get_running_loop().getaddrinfo(host, port)
+        ip = str(min(found, key=lambda one: one[0])[4][0])
+        return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+    @property
+    def _place(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorTiming:
+    """How often an engine is asked. poll: load, while busy; idle_poll: while nothing happens;
+    health: readiness; recheck: all settings; retry: the longest pause before asking again.
+    """
+
+    poll: Seconds = 0.5
+    idle_poll: Seconds = 2.0
+    health: Seconds = 5.0
+    recheck: Seconds = 30.0
+    retry: Seconds = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all collectors share. secret: names this deployment's block keys."""
+
+    http: aiohttp.ClientSession
+    publish: Publish
+    clock: Callable[[], Seconds]
+    secret: bytes = b""
+    timing: CollectorTiming = CollectorTiming()

@@ -1,0 +1,89 @@
+"""What was said of one endpoint's workers, so that only changes are said."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from leadsman.records import (
+    Cleared,
+    KvEvents,
+    LoadSample,
+    Trust,
+    TrustChanged,
+    WorkerGone,
+    WorkerSeen,
+)
+from leadsman.units import Seconds, WorkerId
+
+from leadsman_operator.endpoint import Publish
+
+
+class Roster:
+    """The workers of one endpoint."""
+
+    def __init__(self, publish: Publish, clock: Callable[[], Seconds]) -> None:
+        self.workers: dict[WorkerId, WorkerSeen] = {}
+        self._loads: dict[WorkerId, LoadSample] = {}
+        self._publish = publish
+        self._clock = clock
+
+    def call(self, present: Mapping[WorkerId, WorkerSeen]) -> None:
+        """Say who is there at the start of an engine's life, and who is no more.
+
+        Whoever was there before has lost its cache.
+        """
+        for worker in self.workers.keys() - present.keys():
+            self._forget(worker)
+        for worker, seen in present.items():
+            was_there = worker in self.workers
+            self._say(seen)
+            if was_there:
+                self.clear(worker, "engine started anew")
+
+    def clear(self, worker: WorkerId, reason: str) -> None:
+        """Say that nothing is known to be in a worker's cache any more."""
+        self.trust(worker, Trust.SUSPECT, reason)
+        self.empty(worker)
+
+    def empty(self, worker: WorkerId) -> None:
+        """Say that nothing is in a worker's cache any more."""
+        cleared = KvEvents(
+            worker=worker,
+            sequence=0,
+            engine_time=0.0,
+            received_at=self._clock(),
+            events=(Cleared(),),
+        )
+        self._publish(cleared)
+
+    def trust(self, worker: WorkerId, trust: Trust, reason: str) -> None:
+        """Say how far a worker's cache view can be believed."""
+        self._publish(TrustChanged(worker=worker, trust=trust, reason=reason))
+
+    def load(self, sample: LoadSample) -> None:
+        """Say a worker's load, unless it is idle and was so before."""
+        before = self._loads.get(sample.worker)
+        is_idle = sample.running + sample.waiting == 0
+        if is_idle and before is not None and replace(before, at=sample.at) == sample:
+            return
+        self._loads[sample.worker] = sample
+        self._publish(sample)
+
+    def be_ready(self, *, ready: bool) -> None:
+        """Say whether the endpoint can take requests."""
+        for seen in list(self.workers.values()):
+            self._say(replace(seen, ready=ready))
+
+    def leave(self) -> None:
+        """Say that all of them are gone."""
+        for worker in list(self.workers):
+            self._forget(worker)
+
+    def _say(self, seen: WorkerSeen) -> None:
+        if self.workers.get(seen.worker) != seen:
+            self.workers[seen.worker] = seen
+            self._publish(seen)
+
+    def _forget(self, worker: WorkerId) -> None:
+        del self.workers[worker]
+        self._loads.pop(worker, None)
+        self._publish(WorkerGone(worker=worker))
