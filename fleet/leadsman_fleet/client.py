@@ -85,9 +85,10 @@ class FleetClient:
         """Reports that were dropped while nobody listened."""
         return self._outbox.forgotten
 
-    def report(self, report: Report) -> None:
-        """Tell the other replicas, soon. Never blocks and never fails."""
-        self._outbox.put(report)
+    def report(self, record: Record) -> None:
+        """Tell the other replicas what this one did, soon. Never blocks."""
+        assert isinstance(record, Report), "only collectors tell of workers"
+        self._outbox.put(record)
         self._has_reports.set()
 
     def state_age(self, now: Seconds) -> Seconds | None:

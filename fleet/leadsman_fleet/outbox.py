@@ -13,6 +13,8 @@ from leadsman.records import Ended, Granted, Learned, TokensSeen
 from leadsman.units import RequestId, WorkerId
 
 Report: TypeAlias = Granted | TokensSeen | Ended | Learned
+Place: TypeAlias = tuple[WorkerId, RequestId]
+"""A grant's identity: a request that moves is granted on one worker after another."""
 
 
 class Outbox:
@@ -23,9 +25,9 @@ class Outbox:
         self._limit = self._shrink_above = limit
         self._pending: list[Report] = []
         self._sending: list[Report] = []
-        self._live: dict[RequestId, list[Granted | TokensSeen]] = {}
+        self._live: dict[Place, list[Granted | TokensSeen]] = {}
         self._learned: dict[WorkerId, Learned] = {}
-        self._told: set[RequestId] = set()
+        self._told: set[Place] = set()
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._sending)
@@ -34,12 +36,12 @@ class Outbox:
         """Add a report. Never blocks; amortised O(1)."""
         match report:
             case Granted():
-                self._live[report.request] = [report]
+                self._live[_place(report)] = [report]
             case TokensSeen():
-                if report.request in self._live:
-                    self._live[report.request][1:] = [report]
+                if _place(report) in self._live:
+                    self._live[_place(report)][1:] = [report]
             case Ended():
-                self._live.pop(report.request, None)
+                self._live.pop(_place(report), None)
             case Learned():
                 self._learned[report.worker] = report
         self._pending.append(report)
@@ -50,12 +52,12 @@ class Outbox:
         """Give what is to be sent next: all of it, or again what was not confirmed."""
         if not self._sending:
             self._sending, self._pending = self._pending, []
-            self._told.update(one.request for one in self._sending if isinstance(one, Granted))
+            self._told.update(_place(one) for one in self._sending if isinstance(one, Granted))
         return self._sending
 
     def confirm(self) -> None:
         """Forget what was taken: it has arrived."""
-        self._told.difference_update(one.request for one in self._sending if isinstance(one, Ended))
+        self._told.difference_update(_place(one) for one in self._sending if isinstance(one, Ended))
         self._sending = []
 
     def restate(self, worker: WorkerId | None = None) -> None:
@@ -78,16 +80,20 @@ class Outbox:
         self._learned.pop(worker, None)
 
     def _shrink(self) -> None:
-        began = {report.request for report in self._pending if isinstance(report, Granted)}
-        ended = {report.request for report in self._pending if isinstance(report, Ended)}
+        began = {_place(report) for report in self._pending if isinstance(report, Granted)}
+        ended = {_place(report) for report in self._pending if isinstance(report, Ended)}
         unheard = (began & ended) - self._told
-        latest: dict[tuple[type[Report], str], Report] = {}
+        latest: dict[tuple[type[Report], Place | WorkerId], Report] = {}
         for report in self._pending:
             if isinstance(report, Learned):
                 latest[Learned, report.worker] = report
-            elif report.request not in unheard:
-                latest[type(report), report.request] = report
+            elif _place(report) not in unheard:
+                latest[type(report), _place(report)] = report
         before = len(self._pending)
         self._pending = list(latest.values())
         self.forgotten += before - len(self._pending)
         self._shrink_above = max(self._limit, 2 * len(self._pending))
+
+
+def _place(report: Granted | TokensSeen | Ended) -> Place:
+    return report.worker, report.request

@@ -19,9 +19,9 @@ SETTINGS = EngineSettings(
 LIMIT = 6
 
 
-def granted(request):
+def granted(request, worker="w"):
     return Granted(
-        worker="w",
+        worker=worker,
         request=request,
         at=1.0,
         prompt_tokens=9,
@@ -36,8 +36,8 @@ def tokens_seen(request, tokens):
     return TokensSeen(worker="w", request=request, at=2.0, tokens=tokens)
 
 
-def ended(request):
-    return Ended(worker="w", request=request, at=3.0, outcome=Outcome.FINISHED)
+def ended(request, worker="w"):
+    return Ended(worker=worker, request=request, at=3.0, outcome=Outcome.FINISHED)
 
 
 def listener():
@@ -156,3 +156,13 @@ def test_lessons_are_told_again_to_a_listener_that_lost_them():
     box.restate("w")
 
     assert box.take() == [lesson]
+
+
+def test_a_request_that_moved_unheard_is_live_where_it_moved_to():
+    box = Outbox(limit=2)
+    box.put(granted("r", "one"))
+    box.put(ended("r", "one"))
+
+    box.put(granted("r", "two"))
+
+    assert [(type(report), report.worker) for report in box.take()] == [(Granted, "two")]
