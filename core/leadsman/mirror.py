@@ -60,11 +60,9 @@ class Mirror:
         self.follows_events = False
         self.token_delay: Seconds = 0.0
         self._offset: Seconds | None = None
-        self._open = StepFeatures()
+        self._unsettled: list[tuple[StepFeatures, Seconds]] = []
         self._last_end: Seconds | None = None
-        self._is_settled = True
         self._arrivals = 0
-        self._last_features = StepFeatures()
         self._last_seconds: Seconds = 0.0
 
     # -- what is asked of it -------------------------------------------------------------------
@@ -128,7 +126,7 @@ class Mirror:
         if flight.first_at is None:
             flight.is_witness = self.wants_witness
             flight.first_at = at
-        self._saw_generated(flight.seq, tokens, at)
+        self._saw_decoded(flight.seq, tokens, at - self.token_delay)
 
     def saw_end(self, ended: Ended) -> Flight | None:
         """A request is over: its slot and its blocks are free. Returns it, None if unknown."""
@@ -137,22 +135,26 @@ class Mirror:
             return None
         seq = flight.seq
         if ended.completion_tokens is not None and flight.first_at is not None:
-            self._saw_generated(seq, ended.completion_tokens, ended.at)
+            self._saw_decoded(seq, ended.completion_tokens, ended.at - self.token_delay)
         self.replay.drop(seq)
         self.pool.unpin(flight.held)
         return flight
 
     def saw_events(self, batch: KvEvents) -> None:
         """Take what one engine step did to its cache; anchors the mirror, then moves the blocks."""
+        self.follows_events = True
         offset = batch.received_at - batch.engine_time
         self._offset = offset if self._offset is None else min(self._offset, offset)
         at = batch.engine_time + self._offset
-        is_late = at < self.replay.clock - 1e-4 and self._is_settled
-        for event in batch.events:
-            if isinstance(event, Stored) and event.tier == GPU and event.session is not None:
-                flight = self.flights.get(RequestId(event.session))
-                if flight is not None and len(event.keys):
-                    self._saw_stored(flight, event.keys.tolist(), None if is_late else at)
+        is_late = self._last_end is not None and at < self._last_end - max(1e-3, self._blur())
+        told = [
+            (flight.seq, self._note_stored(flight, event.keys.tolist()))
+            for event in batch.events
+            if isinstance(event, Stored) and event.tier == GPU and len(event.keys)
+            if (flight := self.flights.get(RequestId(event.session or ""))) is not None
+        ]
+        if not is_late:
+            self._saw_depths(told, at)
         for event in batch.events:
             self._move_blocks(event)
 
@@ -162,48 +164,78 @@ class Mirror:
         self.pool.clear()
         for flight in self.flights.values():
             flight.held.clear()
-        self._is_settled, self._last_end, self._offset = True, None, None
+        self._unsettled, self._last_end, self._offset = [], None, None
+        self.follows_events = False
         self.learner.interrupt()
 
     # -- anchoring -----------------------------------------------------------------------------
 
-    def _saw_generated(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
-        at -= self.token_delay
-        replay = self.replay
-        if replay.generated(seq) >= tokens:
-            if replay.generated(seq) == tokens and not self._is_settled:
-                self._settle(at)
-            return
-        if self._commit_until(lambda: replay.generated(seq) >= tokens, self._steps_to(seq, tokens)):
+    def _saw_decoded(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
+        """`seq` had `tokens` output tokens when a step ended at `at`."""
+        replay, unsettled = self.replay, len(self._unsettled)
+        behind = tokens - replay.generated(seq)
+        if self._is_same_moment(at):
+            # The step is known already: if it does not fit, this sequence's own count was wrong.
+            if behind + unsettled > 0 and seq.id in replay.decoding:
+                replay.place(seq, self._computed(seq) + behind + unsettled)
+            if behind + unsettled <= 0 or seq.id in replay.decoding:
+                return
+        if behind <= 0:
+            if -behind < unsettled:
+                self._settle(at, left=-behind)
+        elif self._commit_until(
+            lambda: replay.generated(seq) >= tokens, self._steps_to(seq, tokens)
+        ):
             self._settle(at)
         elif seq.limit is None or tokens < seq.limit:
             replay.place(seq, seq.prompt + tokens - 1)
             self._break(at)
 
-    def _saw_stored(self, flight: Flight, keys: list[BlockKey], at: Seconds | None) -> None:
-        """Blocks of a request were stored by the step that ended at `at`; None: an older step.
+    def _is_same_moment(self, at: Seconds) -> bool:
+        """Say whether `at` is too soon after the last settled end to be the next one."""
+        return self._last_end is not None and at - self._last_end < self._blur()
 
-        With async scheduling a prompt's blocks are told when the step *before* theirs ends.
-        """
+    def _blur(self) -> Seconds:
+        """How far apart two sights of the same step's end may be: a part of the shortest step."""
+        decodes = len(self.replay.decoding)
+        shortest = StepFeatures(1, 0, 0, decodes, self.replay.context, 0)
+        return 0.3 * self.learner.weights.seconds(shortest)
+
+    def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
+        """Note what an event says of a request: that it runs, from where, how deep it is."""
         seq, size = flight.seq, self.settings.block_size
         depth = _depth_of(keys[-1], seq.keys, flight.blocks_seen + len(keys))
         if not flight.blocks_seen and keys[0] in seq.keys:
             seq.cached = seq.keys.index(keys[0]) * size
         flight.blocks_seen = depth
-        if at is None:
-            return
-        is_prompt = depth <= len(seq.keys)
-        slack = size - 1 if is_prompt else 0
-        told_early = is_prompt and self.settings.async_scheduling
+        seq.visible_at = min(seq.visible_at, self.replay.clock - 1.0)
+        return depth
+
+    def _saw_depths(self, told: list[tuple[Seq, Blocks]], at: Seconds) -> None:
+        """Anchor on how deep requests are stored: decodes first, theirs is the step that ended."""
+        size = self.settings.block_size
+        for seq, depth in told:
+            if depth > len(seq.keys):
+                self._saw_decoded(seq, depth * size - seq.prompt + 1, at)
+        for seq, depth in told:
+            if depth <= len(seq.keys):
+                self._saw_prefilled(seq, depth, at)
+
+    def _saw_prefilled(self, seq: Seq, depth: Blocks, at: Seconds) -> None:
+        """A prompt is stored up to `depth` blocks by the step that ended at `at`.
+
+        With async scheduling it is told when the step *before* that one ends.
+        """
+        size, told_early = self.settings.block_size, self.settings.async_scheduling
 
         def is_there() -> bool:
-            return self._computed(seq) + slack >= depth * size
+            return self._computed(seq) + size - 1 >= depth * size
 
         if is_there():
-            if not self._is_settled and not told_early:
+            if self._unsettled and not told_early and self._computed(seq) // size == depth:
                 self._settle(at)
-        elif self._commit_until(is_there, self._steps_to(seq, depth * size - seq.prompt + 1)):
-            self._settle(at, before_last=told_early)
+        elif self._commit_until(is_there, self._steps_to(seq, 1)):
+            self._settle(at, left=int(told_early))
         else:
             self.replay.place(seq, depth * size)
             self._break(at)
@@ -244,6 +276,7 @@ class Mirror:
                 return None
             replay.wake(max(replay.clock, replay.waiting[0].visible_at))
             self._break(None)
+        self._await_evidence()
         step = replay.step(self.lookup)
         if not step.features.steps:
             return None
@@ -251,26 +284,36 @@ class Mirror:
             self._hold(seq, seq.keys[: (seq.cached or 0) // self.settings.block_size])
         self._last_seconds = self.learner.weights.seconds(step.features)
         replay.ran(step, replay.clock + self._last_seconds)
-        self._open = _plus(self._open, step.features)
-        self._last_features = step.features
-        self._is_settled = False
+        self._unsettled.append((step.features, self._last_seconds))
         return step
 
-    def _settle(self, at: Seconds, *, before_last: bool = False) -> None:
-        """Take `at` as the end of the last committed step, or of the one before it."""
-        last = self._last_features
-        if before_last:
-            self._open = _minus(self._open, last)
-        if self._last_end is not None and at > self._last_end and self._open.steps > 0:
-            self.learner.observe(self._open, at - self._last_end)
-        self._last_end, self._is_settled = at, not before_last
-        self._open = last if before_last else StepFeatures()
-        self.replay.clock = at + (self._last_seconds if before_last else 0.0)
+    def _await_evidence(self) -> None:
+        """With async scheduling the events tell of an admission a step ahead: without, none was."""
+        waiting = self.replay.waiting
+        if not (self.settings.async_scheduling and self.follows_events and waiting):
+            return
+        seq = waiting[0]
+        flight = self.flights.get(seq.id)
+        if flight is None or flight.blocks_seen:
+            return
+        new = min(seq.target - self.lookup(seq).tokens, self.settings.max_num_batched_tokens // 2)
+        if new > self.settings.block_size and self.replay.has_work:
+            seq.visible_at = max(seq.visible_at, self.replay.clock)
+
+    def _settle(self, at: Seconds, *, left: int = 0) -> None:
+        """Take `at` as the end of the last committed step, or of the one `left` before it."""
+        count = len(self._unsettled) - left
+        ended, self._unsettled = self._unsettled[:count], self._unsettled[count:]
+        if self._last_end is not None and at > self._last_end and ended:
+            features = [sum(column) for column in zip(*(step for step, _ in ended), strict=True)]
+            self.learner.observe(features, at - self._last_end)
+        self._last_end = at
+        self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
 
     def _break(self, at: Seconds | None) -> None:
         """No stretch to learn from leads here; the next one starts at `at`, if that was seen."""
         self.learner.interrupt()
-        self._open, self._last_end, self._is_settled = StepFeatures(), at, True
+        self._unsettled, self._last_end = [], at
         if at is not None:
             self.replay.clock = at
 
@@ -300,11 +343,14 @@ class Mirror:
         if not most:
             return Hit(0, 0)
         depth = self.pool.depth(seq.keys, most)
+        flight = self.flights.get(seq.id)
+        if flight is not None and flight.blocks_seen and seq.cached is not None:
+            depth = min(most, seq.cached // self.settings.block_size)
         pinned = self.pool.pinned(seq.keys, depth)
         for request, common in seq.kin:
-            flight = self.flights.get(request) if common > pinned else None
-            if flight is not None and flight.seq.cached is not None:
-                stored = min(common, flight.seq.computed // self.settings.block_size, most)
+            other = self.flights.get(request) if common > pinned else None
+            if other is not None and other.seq.computed:
+                stored = min(common, other.seq.computed // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
         return Hit(depth * self.settings.block_size, pinned)
 
@@ -373,11 +419,3 @@ def _depth_of(key: BlockKey, keys: list[BlockKey], guess: Blocks) -> Blocks:
     if guess <= len(keys) and keys[guess - 1] == key:
         return guess
     return keys.index(key) + 1 if key in keys else guess
-
-
-def _plus(a: StepFeatures, b: StepFeatures) -> StepFeatures:
-    return StepFeatures(*(x + y for x, y in zip(a, b, strict=True)))
-
-
-def _minus(a: StepFeatures, b: StepFeatures) -> StepFeatures:
-    return StepFeatures(*(x - y for x, y in zip(a, b, strict=True)))

@@ -28,11 +28,17 @@ WINDOW: Seconds = 0.25
 PLAUSIBLE = (1 / 3, 3.0)
 """A sample outside this ratio to its prediction is a restart or foreign work, not this model."""
 
-FORGET = 0.99
-"""A window's weight, one window later."""
+FORGET = 0.9995
+"""A window's weight, one window later: what prefill costs must outlive minutes of pure decoding."""
 
-DRIFT_PRIOR: Seconds = 10.0
+DRIFT_FORGET = 0.97
+"""The drift factor's memory: about 8 s of busy steps."""
+
+DRIFT_PRIOR: Seconds = 3.0
 """Seconds of agreement that the drift factor starts with."""
+
+DRIFT_NOISE = 0.07
+"""A drift of this size counts half: smaller ones are mostly noise, larger ones a slower machine."""
 
 CREDULOUS = 20
 """So many windows are taken as they come where the prior is a guess."""
@@ -145,10 +151,14 @@ class StepLearner:
         self._gram = FORGET * self._gram + weight * np.outer(x, x)
         self._moment = FORGET * self._moment + weight * y * x
         self._fit = self._solve()
-        self._drift_actual = FORGET * self._drift_actual + y
-        self._drift_predicted = FORGET * self._drift_predicted + float(x @ self._fit)
-        drift = (self._drift_actual + DRIFT_PRIOR) / (self._drift_predicted + DRIFT_PRIOR)
-        self.weights = StepWeights(*map(float, self._fit)).scaled(min(1.3, max(0.8, drift)))
+        self._drift_actual = DRIFT_FORGET * self._drift_actual + y
+        self._drift_predicted = DRIFT_FORGET * self._drift_predicted + float(x @ self._fit)
+        self.weights = StepWeights(*map(float, self._fit)).scaled(self._drift())
+
+    def _drift(self) -> float:
+        ratio = (self._drift_actual + DRIFT_PRIOR) / (self._drift_predicted + DRIFT_PRIOR)
+        size = (ratio - 1.0) ** 2
+        return 1.0 + (ratio - 1.0) * size / (size + DRIFT_NOISE**2)
 
     def _is_plausible(self, predicted: Seconds, y: Seconds) -> bool:
         low, high = PLAUSIBLE

@@ -30,7 +30,7 @@ NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 MEASURED_WINDOWS = 100
 """Busy windows with prefill in them after which the step model counts as measured."""
 
-GUESS, CURVE = 0.5, 20.0
+GUESS, CURVE = 0.003, 20.0
 """How many windows a prior counts as: a default, a measured curve without a decode table."""
 
 NEVER: Seconds = 1e6
