@@ -201,16 +201,19 @@ async def _happens(event: asyncio.Event, *, within: Seconds) -> bool:
     return True
 
 
-async def listen(service: FleetService, address: str) -> tuple[grpc.aio.Server, int]:
-    """Start serving at `address` (`host:port`, port 0 for a free one, or `unix:path`).
+async def listen(service: FleetService, *addresses: str) -> tuple[grpc.aio.Server, list[int]]:
+    """Start serving at addresses (`host:port`, port 0 for a free one, or `unix:path`).
 
-    Gives the server and its port. OSError where the address cannot be had.
+    Gives the server and its ports. OSError where an address cannot be had.
     """
     server = grpc.aio.server(options=UNLIMITED)
     add_FleetServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen for the fleet stream at {address}: {error}") from error
+    ports = []
+    for address in addresses:
+        try:
+            ports.append(server.add_insecure_port(address))
+        except RuntimeError as error:
+            problem = f"cannot listen for the fleet stream at {address}: {error}"
+            raise OSError(problem) from error
     await server.start()
-    return server, port
+    return server, ports

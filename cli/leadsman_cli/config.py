@@ -1,0 +1,77 @@
+"""What `leadsman serve` is told: docs/fleet.example.yaml shows every key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leadsman.budget import Budget
+from leadsman_engines.profile import EngineProfile
+from leadsman_extproc.models import load_model
+from leadsman_extproc.reading import ServedModel
+from leadsman_extproc.settings import Settings
+from leadsman_operator.endpoint import Endpoint
+from leadsman_operator.manifest import (
+    EndpointSpec,
+    ManifestError,
+    read_endpoints,
+    read_manifest,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """How a model's text becomes tokens. path: a folder with tokenizer.json and what belongs to it;
+    without one its requests are tokenized by an engine. chat_template: a file that overrides it.
+    """
+
+    name: str
+    path: Path | None = None
+    chat_template: Path | None = None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """listen: where further replicas follow the fleet stream; None: this process alone does."""
+
+    listen: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole file. secret: makes block keys unguessable; the same for all replicas."""
+
+    endpoints: tuple[EndpointSpec, ...]
+    profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
+    models: tuple[ModelSpec, ...] = ()
+    budget: Budget = field(default_factory=Budget)
+    picker: Settings = field(default_factory=Settings)
+    fleet: FleetSpec = field(default_factory=FleetSpec)
+    secret: str = ""
+
+    def targets(self) -> tuple[Endpoint, ...]:
+        """Make the endpoints. Raises ManifestError."""
+        return read_endpoints(self.endpoints, self.profiles)
+
+    def served_models(self) -> tuple[ServedModel, ...]:
+        """Load the models' tokenizers and templates. Raises ManifestError."""
+        return tuple(_load(spec, f"models[{place}]") for place, spec in enumerate(self.models))
+
+
+def read_config(path: Path) -> Config:
+    """Read the file. Raises ManifestError, and OSError where it cannot be read."""
+    return read_manifest(path.read_text(), Config)
+
+
+def _load(spec: ModelSpec, path: str) -> ServedModel:
+    text = None
+    if spec.path is not None:
+        try:
+            template = spec.chat_template.read_text() if spec.chat_template else None
+            text = load_model(spec.path, chat_template=template, variables=spec.template_variables)
+        except (OSError, ValueError) as error:
+            raise ManifestError(f"{path}.path", str(error)) from error
+    return ServedModel(name=spec.name, text=text, aliases=spec.aliases, adapters=spec.adapters)

@@ -1,0 +1,71 @@
+"""The command line: `leadsman COMMAND …`. Each command imports only what it runs."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Final, TypeAlias
+
+Command: TypeAlias = Callable[[list[str]], int]
+
+
+def _demo(argv: list[str]) -> int:
+    """Show the main job on this machine: real Envoy, simulated engines, a real trace."""
+    from leadsman_bench import demo
+
+    return demo.main(argv)
+
+
+def _serve(argv: list[str]) -> int:
+    """Serve a fleet that a file describes, in one process: --config fleet.yaml."""
+    from leadsman_cli import serve
+
+    return serve.main(argv)
+
+
+def _simulate_engine(argv: list[str]) -> int:
+    """Run a simulated engine that speaks as vLLM does."""
+    from leadsman_engines.simulated import command
+
+    return command.main(argv)
+
+
+def _bench(argv: list[str]) -> int:
+    """Judge predictions and speed: simulate, recorded, micro."""
+    from leadsman_bench import command
+
+    return command.main(argv)
+
+
+def _version(_argv: list[str]) -> int:
+    """Say which version this is."""
+    print(version("leadsman"))
+    return 0
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "demo": _demo,
+    "serve": _serve,
+    "simulate-engine": _simulate_engine,
+    "bench": _bench,
+    "version": _version,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit status, 2 where there is no such command."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        print(f"leadsman: no command {name!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    return command(arguments[1:])
+
+
+def _usage() -> str:
+    said = {name: (command.__doc__ or "").splitlines()[0] for name, command in COMMANDS.items()}
+    lines = [f"  {name:<17}{what}" for name, what in said.items()]
+    return "\n".join(["usage: leadsman COMMAND [OPTIONS]", "", *lines])
