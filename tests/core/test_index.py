@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from leadsman.index import CacheIndex
@@ -147,7 +147,12 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexAgainstCounters = IndexMachine.TestCase
-TestIndexAgainstCounters.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestIndexAgainstCounters.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 6000), min_size=1, max_size=12))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leadsman.keys import (
     MultimodalItem,
@@ -53,6 +53,7 @@ def naive_chain(running, tokens, size, items):
 
 
 @given(prompts(), words)
+@settings(deadline=None)
 def test_keys_equal_those_of_a_scalar_loop(prompt, seed):
     tokens, size, items = prompt
     start = unmix(root_key(seed, size))
@@ -63,6 +64,7 @@ def test_keys_equal_those_of_a_scalar_loop(prompt, seed):
 
 
 @given(words)
+@settings(deadline=None)
 def test_mixing_can_be_undone(word):
     mixed = mix(word)
 
@@ -72,6 +74,7 @@ def test_mixing_can_be_undone(word):
 
 
 @given(prompts(), words, st.data())
+@settings(deadline=None)
 def test_a_chain_goes_on_from_any_key_as_if_it_had_never_stopped(prompt, seed, data):
     tokens, size, items = prompt
     whole = block_keys(ids(tokens), size, seed, items)
@@ -85,6 +88,7 @@ def test_a_chain_goes_on_from_any_key_as_if_it_had_never_stopped(prompt, seed, d
 
 
 @given(prompts(), prompts(), words)
+@settings(deadline=None)
 def test_two_prompts_share_keys_exactly_as_far_as_they_share_blocks(first, second, seed):
     (tokens, size, _), (other, _, _) = first, second
     mine = block_keys(ids(tokens), size, seed)
@@ -103,6 +107,7 @@ def test_two_prompts_share_keys_exactly_as_far_as_they_share_blocks(first, secon
 
 
 @given(st.lists(token_ids, min_size=12, max_size=12), words)
+@settings(deadline=None)
 def test_the_block_size_enters_every_key(tokens, seed):
     by_size = {size: set(block_keys(ids(tokens), size, seed).tolist()) for size in (1, 2, 3, 4, 6)}
 

@@ -1,7 +1,7 @@
 from collections import Counter
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from leadsman.index import CacheIndex
@@ -142,11 +142,15 @@ class BlocksMachine(RuleBasedStateMachine):
 
 TestBlocksAgainstAllCopies = BlocksMachine.TestCase
 TestBlocksAgainstAllCopies.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None
+    max_examples=80,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
 @given(st.permutations(range(5)))
+@settings(deadline=None)
 def test_blocks_that_arrive_in_any_order_end_up_under_their_true_keys(order):
     blocks, index = EngineBlocks(secret=b"s", model="m"), CacheIndex()
     path = (0, 1, 0, 0, 1)

@@ -1,4 +1,4 @@
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -148,7 +148,10 @@ class SequenceMachine(RuleBasedStateMachine):
 
 TestSequenceAgainstAnEngine = SequenceMachine.TestCase
 TestSequenceAgainstAnEngine.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

@@ -34,15 +34,18 @@ class Engine:
     def __init__(self, events="tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", *, topics=True):
         context = zmq.asyncio.Context.instance()
         self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        for socket, endpoint in ((self.pub, events), (self.router, replay)):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.bind(endpoint)
-        self.events = self.pub.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.replay = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.wanted = ((self.pub, events), (self.router, replay))
         self.topics = topics
         self.buffer = []
         self.asked = []
+
+    async def start(self):
+        for socket, endpoint in self.wanted:
+            await bind(socket, endpoint)
+        self.events = self.pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replay = self.router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.task = asyncio.create_task(self.serve())
+        return self
 
     async def publish(self, *events, lost=False, payload=None):
         number = len(self.buffer).to_bytes(8)
@@ -66,6 +69,17 @@ class Engine:
             await self.task
         self.pub.close(linger=0)
         self.router.close(linger=0)
+
+
+async def bind(socket, endpoint):
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                socket.bind(endpoint)
+            except zmq.ZMQError:
+                await asyncio.sleep(0.005)
+            else:
+                return
 
 
 class Watcher:
@@ -103,7 +117,7 @@ class Watcher:
 
 @pytest.fixture
 async def engine():
-    engine = Engine()
+    engine = await Engine().start()
     yield engine
     await engine.close()
 
@@ -140,7 +154,7 @@ async def test_history_comes_by_the_replay_and_news_by_the_live_socket(engine):
 
 @pytest.mark.parametrize("topics", [True, False])
 async def test_lost_batches_are_fetched_with_or_without_topics(topics):
-    engine = Engine(topics=topics)
+    engine = await Engine(topics=topics).start()
     await engine.publish(stored(0))
 
     async with watching(engine) as watcher:
@@ -174,7 +188,7 @@ async def test_an_engine_that_restarts_in_place_and_stays_idle_is_forgotten(engi
     async with watching(engine) as watcher:
         await watcher.until(lambda w: w.held() == 1 and is_live(w))
         await engine.close()
-        second = Engine(engine.events, engine.replay)
+        second = await Engine(engine.events, engine.replay).start()
         await watcher.until(lambda w: w.held() == 0 and is_live(w))
 
     await second.close()

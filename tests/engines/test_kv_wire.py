@@ -3,7 +3,7 @@ import contextlib
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leadsman.keys import MultimodalItem
 from leadsman.records import GPU
@@ -201,6 +201,7 @@ def test_a_malformed_batch_is_the_engines_mistake_and_names_the_worker(payload):
 
 
 @given(st.binary(max_size=60))
+@settings(deadline=None)
 def test_no_bytes_break_the_reader_in_any_other_way(noise):
     with contextlib.suppress(EngineProtocolError):
         decode_batch(noise, W)
@@ -218,6 +219,7 @@ json_like = st.recursive(
 
 
 @given(st.sampled_from(sorted(set(STORED) | {"extra_keys", "group_idx"})), json_like)
+@settings(deadline=None)
 def test_any_value_in_any_field_is_read_or_skipped(field, value):
     batch = decode(STORED | {field: value}, STORED)
 
