@@ -114,6 +114,8 @@ def _fold(
         case LoadSample():
             worker.load = record
         case Learned():
+            if worker.learned == record:
+                return False
             worker.learned, worker.learned_by = record, source
         case Granted():
             if record.request in worker.grants:

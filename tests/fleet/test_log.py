@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -268,11 +269,20 @@ def test_a_late_record_does_not_bring_a_departed_worker_back():
     assert log.snapshot() == []
 
 
-def test_a_report_that_is_repeated_is_told_once():
+@pytest.mark.parametrize(
+    "report",
+    [
+        granted("a", "r"),
+        TokensSeen(worker="a", request="earlier", at=1.0, tokens=2),
+        Learned(worker="a", fingerprint="f", samples=((9, 0.1),)),
+    ],
+)
+def test_a_report_that_is_repeated_is_told_once(report):
     log = FleetLog(epoch="e")
     log.append(seen("a"))
-    log.append(granted("a", "r"), "me")
+    log.append(granted("a", "earlier"), "me")
+    log.append(report, "me")
 
-    again = log.append(granted("a", "r"), "me")
+    again = log.append(report, "me")
 
     assert again is None
