@@ -52,7 +52,7 @@ class Fleet:
 
     def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
         """Admit the request on one worker and reserve its work there, or refuse it."""
-        decision = decide(request, self.candidates(request), budget, now, rng)
+        decision = decide(request, self.candidates(request, now), budget, now, rng)
         if isinstance(decision, Admitted):
             state = self.workers[decision.worker]
             assert decision.prediction is not None, "decide always predicts what it admits"
@@ -60,7 +60,7 @@ class Fleet:
             self._settle(request.session, decision.worker)
         return decision
 
-    def candidates(self, request: Request) -> Candidates:
+    def candidates(self, request: Request, now: Seconds) -> Candidates:
         """List the workers that could serve the request, with what is known without a replay."""
         states = [s for s in self.workers.values() if s.settings.model == request.model]
         if request.endpoints is not None:
@@ -72,7 +72,7 @@ class Fleet:
             workers=states,
             cached=cached,
             own_floors=own_prefill_floors(curves, request.prompt_tokens, cached),
-            wait_floors=np.array([state.mirror.queued_seconds for state in states]),
+            wait_floors=np.array([state.wait_floor(now) for state in states]),
             measured=np.array([state.provenance != "unmeasured" for state in states], dtype=bool),
             home=self._homes.get(request.session) if request.session is not None else None,
             returns=self._returns.setdefault(request.model, Returns()),

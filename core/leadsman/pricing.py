@@ -80,7 +80,7 @@ class _FutureCache:
     def __init__(self, mirror: Mirror, replay: Replay) -> None:
         self._mirror, self._replay = mirror, replay
         self._taken = replay.taken
-        replay.free = mirror.free_blocks()
+        replay.free = mirror.free_blocks() - replay.lingering
         self._unused = replay.free - len(mirror.pool.free)
         self._touched: list[int] = []
         self._touched_by = 0

@@ -145,13 +145,18 @@ class Replay:
 
     @property
     def has_work(self) -> bool:
-        """Something runs, or holds its slot for one step more."""
-        return bool(self.prefilling or self.decoding or self._lingering)
+        """Something runs."""
+        return bool(self.prefilling or self.decoding)
 
     @property
     def slots_used(self) -> int:
         """Sequences that hold one of `max_num_seqs`."""
         return len(self.prefilling) + len(self.decoding) + len(self._lingering)
+
+    @property
+    def lingering(self) -> Blocks:
+        """Blocks of ended sequences that are given back one step later."""
+        return sum(self._lingering)
 
     def generated(self, seq: Seq) -> Tokens:
         """Output tokens that a sequence has by now."""
@@ -176,8 +181,10 @@ class Replay:
             self.waiting.remove(seq)
 
     def wake(self, at: Seconds) -> None:
-        """Begin a busy stretch: the engine was idle until `at`."""
+        """Begin a busy stretch: the engine was idle until `at`, and holds nothing any more."""
         self.clock, self._seen_until = at, None
+        self.free += sum(self._lingering)
+        self._lingering.clear()
 
     def ran(self, step: Step, until: Seconds) -> None:
         """`step` ended at `until`: the next one starts there."""

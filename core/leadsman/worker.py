@@ -67,6 +67,7 @@ class WorkerState:
         self.heard_at: Seconds | None = None
         self._expectations: dict[RequestId, Expectation] = {}
         self._sequence: int | None = None
+        self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
 
     # -- prices --------------------------------------------------------------------------------
 
@@ -104,6 +105,14 @@ class WorkerState:
         weights = self.weights
         return ARRIVAL_DELAY + weights.s, weights.a, 0.5 * weights.b
 
+    def wait_floor(self, now: Seconds) -> Seconds:
+        """Seconds that a new request will surely wait, without a replay.
+
+        Not less than the last replay's wait, less the time since: a queue drains no faster.
+        """
+        at, wait = self._last_wait
+        return max(self.mirror.queued_seconds, wait - (now - at), 0.0)
+
     def _price(self, granted: Granted, family: BlockKey | None, weights: StepWeights) -> Price:
         mirror = self.mirror
         self._catch_up(granted.at)
@@ -111,6 +120,7 @@ class WorkerState:
         found = forecast(mirror, mirror.sequence(granted, expected), weights, granted.at)
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
+        self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))
         return Price(
             worker=self.worker,
             queue_wait=found.scheduled_at - granted.at,
