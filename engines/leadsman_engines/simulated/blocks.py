@@ -15,9 +15,10 @@ Source: vLLM 0.32 v1/core/block_pool.py, BlockPool; kv_cache_utils.py, FreeKVCac
 Ignored: the null block, partial blocks, several cache groups.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeAlias, cast
 
 
@@ -112,28 +113,35 @@ class BlockPool:
         Raises KeyError where fewer are free: the caller has to look first.
         """
         pop = self._free.popitem
-        blocks = [pop(False)[0] for _ in range(count)]
-        hash_of = self._hash_of
-        if hash_of:
-            gone = [(block, hash_of.pop(block)) for block in blocks if block in hash_of]
-            if gone:
-                self._forget(gone)
+        blocks = [pop(False)[0] for _ in repeat(None, count)]
+        if self._hash_of:
+            self._forget(blocks, [*map(self._hash_of.pop, blocks, repeat(None))])
         return blocks
 
-    def _forget(self, gone: list[tuple[int, int]]) -> None:
-        first, later = self._first, self._later
-        for block, name in gone:
-            if name not in later:
-                del first[name]
-                continue
-            copies = later[name]
-            if first[name] == block:
-                first[name] = copies.pop(0)
-            else:
-                copies.remove(block)
-            if not copies:
-                del later[name]
-        self.events.append(BlocksRemoved(tuple([name for _, name in gone])))
+    def _forget(self, blocks: Sequence[int], names: Sequence[int | None]) -> None:
+        """Drop each block as a copy of its name, where it had one, and report it."""
+        gone = tuple([name for name in names if name is not None])
+        if not gone:
+            return
+        if self._later.keys().isdisjoint(gone):
+            deque(map(self._first.__delitem__, gone), maxlen=0)
+        else:
+            for block, name in zip(blocks, names, strict=True):
+                if name is not None:
+                    self._forget_copy(block, name)
+        self.events.append(BlocksRemoved(gone))
+
+    def _forget_copy(self, block: int, name: int) -> None:
+        copies = self._later.get(name)
+        if copies is None:
+            del self._first[name]
+            return
+        if self._first[name] == block:
+            self._first[name] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._later[name]
 
     def store(self, blocks: Sequence[int], stored: BlocksStored) -> None:
         """Name held blocks by the hashes of `stored`, in order, and report it."""
@@ -156,9 +164,11 @@ class BlockPool:
         if extra and not extra.keys().isdisjoint(going):
             going = self._drop_shared(going)
         free, hash_of = self._free, self._hash_of
-        free.update(dict.fromkeys([block for block in going if block in hash_of]))
-        nameless = [block for block in going if block not in hash_of]
-        for block in reversed(nameless):
+        named = [block for block in going if block in hash_of]
+        free.update(dict.fromkeys(named))
+        if len(named) == len(going):
+            return
+        for block in reversed([block for block in going if block not in hash_of]):
             free[block] = None
             free.move_to_end(block, last=False)
 

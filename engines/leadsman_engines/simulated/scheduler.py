@@ -179,11 +179,12 @@ class Scheduler:
 
     def _advance(self, step: Step) -> None:
         ahead = self.settings.async_scheduling
+        contexts = step.decode_contexts
         for request, count in step.tokens.items():
             before = request.computed
             request.computed = after = before + count
             if count == 1:
-                step.decode_contexts.append(after)
+                contexts.append(after)
             else:
                 step.chunks.append((count, before))
             if after < request.tokens + request.placeholders:
