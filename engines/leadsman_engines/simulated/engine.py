@@ -19,42 +19,23 @@ Source: vLLM 0.32 v1/engine/core.py, EngineCore.step, step_with_batch_queue; api
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from leadsman_engines.simulated.blocks import CacheEvent
 from leadsman_engines.simulated.hardware import Hardware
 from leadsman_engines.simulated.scheduler import Scheduler
 from leadsman_engines.simulated.sequences import SimulatedRequest, Tracked
 from leadsman_engines.simulated.settings import SimulatedSettings
-from leadsman_engines.simulated.steps import Processed, Step
-from leadsman_engines.simulated.stretch import equal_steps, in_steady_decode, move_ahead
+from leadsman_engines.simulated.steps import Processed, Step, StepOutput
+from leadsman_engines.simulated.stretch import (
+    equal_steps,
+    in_steady_decode,
+    move_ahead,
+    time_stretch,
+)
 
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one step, or a stretch of equal decode steps, brought.
-
-    ends: seconds at which the steps ended; at each, every id in `tokens` got one new token.
-    first: id → prompt tokens reused from the cache, for ids whose first token this is.
-    finished: id → "stop" or "length", for ids whose last token this is.
-    events: cache events that leave with this step, at `ends[-1]`; in order.
-    prefill_tokens: prompt tokens computed in it.
-    """
-
-    ends: tuple[float, ...]
-    tokens: tuple[str, ...]
-    first: dict[str, int] = field(default_factory=dict)
-    finished: dict[str, str] = field(default_factory=dict)
-    events: list[CacheEvent] = field(default_factory=list)
-    prefill_tokens: int = 0
-
-    @property
-    def ended_at(self) -> float:
-        """When its last step ended."""
-        return self.ends[-1]
+__all__ = ["SimulatedEngine", "StepOutput"]
 
 
 class SimulatedEngine:
@@ -256,25 +237,13 @@ class SimulatedEngine:
         longest = equal_steps(running, self.settings)
         if not longest:
             return None
-        ends = self._run_stretch(longest, until)
+        ends = time_stretch(self._steps, self._seconds, longest=longest, until=until)
         move_ahead(running, self._steps, len(ends))
         return StepOutput(ends=ends, tokens=tuple([request.id for request in running]))
 
-    def _run_stretch(self, longest: int, until: float) -> tuple[float, ...]:
-        """Time up to `longest` further steps that end before `until`, and the queue behind them."""
-        contexts = self._steps[-1].decode_contexts
-        total, size = sum(contexts), len(contexts)
-        sparse = self.hardware.selected_sum(contexts)
-        queue = deque(step.ends_at for step in self._steps)
-        ends: list[float] = []
-        while not ends or (len(ends) < longest and queue[0] < until):
-            ends.append(queue.popleft())
-            begin = queue[-1] if queue else ends[-1]
-            total += size
-            if sparse:
-                sparse = self.hardware.selected_sum([c + len(ends) for c in contexts])
-            seconds = self.hardware.decode_seconds(size, total, sparse)
-            queue.append(begin + self.slowdown * self.hardware.by_chance(seconds, self.rng))
-        for step, moment in zip(self._steps, queue, strict=True):
-            step.ends_at = moment
-        return tuple(ends)
+    def _seconds(self, contexts: list[int]) -> float:
+        """Draw the time of a step that only decodes."""
+        seconds = self.hardware.decode_seconds(
+            len(contexts), sum(contexts), self.hardware.selected_sum(contexts)
+        )
+        return self.slowdown * self.hardware.by_chance(seconds, self.rng)

@@ -1,8 +1,9 @@
-"""One step of an engine, between its scheduling and the processing of its output."""
+"""One step of an engine: as it is scheduled, as it is processed, and as the caller sees it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from leadsman_engines.simulated.blocks import CacheEvent
 from leadsman_engines.simulated.sequences import Tracked
 
 
@@ -30,3 +31,27 @@ class Processed:
     tokens: list[str] = field(default_factory=list)
     first: dict[str, int] = field(default_factory=dict)
     finished: dict[str, Literal["stop", "length"]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step, or a stretch of equal decode steps, brought.
+
+    ends: seconds at which the steps ended; at each, every id in `tokens` got one new token.
+    first: id → prompt tokens reused from the cache, for ids whose first token this is.
+    finished: id → "stop" or "length", for ids whose last token this is.
+    events: cache events that leave with this step, at `ends[-1]`; in order.
+    prefill_tokens: prompt tokens computed in it.
+    """
+
+    ends: tuple[float, ...]
+    tokens: tuple[str, ...]
+    first: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, str] = field(default_factory=dict)
+    events: list[CacheEvent] = field(default_factory=list)
+    prefill_tokens: int = 0
+
+    @property
+    def ended_at(self) -> float:
+        """When its last step ended."""
+        return self.ends[-1]

@@ -5,6 +5,7 @@ step adds one token to each request. Such steps need no scheduling: only their t
 """
 
 from collections import deque
+from collections.abc import Callable
 
 from leadsman_engines.simulated.scheduler import Scheduler
 from leadsman_engines.simulated.sequences import Tracked
@@ -43,6 +44,31 @@ def equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
         if fewest < SHORTEST_STRETCH:
             return 0
     return fewest
+
+
+def time_stretch(
+    steps: deque[Step],
+    seconds: Callable[[list[int]], float],
+    *,
+    longest: int,
+    until: float,
+) -> tuple[float, ...]:
+    """Time up to `longest` further steps that end before `until`, and the queue behind them.
+
+    seconds: draws the time of a step from the contexts that it decodes. At least one step is timed.
+    Changes when the queued steps end; `move_ahead` does the rest.
+    """
+    contexts = steps[-1].decode_contexts
+    queue = deque(step.ends_at for step in steps)
+    ends: list[float] = []
+    while not ends or (len(ends) < longest and queue[0] < until):
+        ends.append(queue.popleft())
+        contexts = [context + 1 for context in contexts]
+        begin = queue[-1] if queue else ends[-1]
+        queue.append(begin + seconds(contexts))
+    for step, moment in zip(steps, queue, strict=True):
+        step.ends_at = moment
+    return tuple(ends)
 
 
 def move_ahead(running: list[Tracked], steps: deque[Step], count: int) -> None:
