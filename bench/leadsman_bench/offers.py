@@ -6,13 +6,13 @@ from random import Random
 
 from leadsman.keys import block_keys, namespace_seed
 from leadsman.request import Request
-from leadsman.units import Seconds, Tokens
+from leadsman.units import RequestId, Seconds, Tokens
 from leadsman_engines.simulated.engine import SimulatedEngine
 from leadsman_engines.simulated.sequences import SimulatedRequest
 
 from leadsman_bench.conversation import ConversationModel, generate
 from leadsman_bench.prompts import token_ids
-from leadsman_bench.scenario import MODEL, WorkerSpec, wishes
+from leadsman_bench.scenario import MODEL, Wishes, WorkerSpec, wishes
 from leadsman_bench.traces import TraceRequest
 from leadsman_bench.virtual import Offer, request_id
 
@@ -27,18 +27,24 @@ def offers(
     """Turn rows into offers, in their order; draws what each caller asks for from `rng`."""
     sizes = sorted(set(block_sizes))
     for number, row in enumerate(rows):
-        wanted = wishes(row, rng)
-        tokens = token_ids(row)
-        request = Request(
-            id=request_id(number),
-            model=MODEL,
-            prompt_tokens=row.input_tokens,
-            arrived_at=row.at,
-            keys={size: block_keys(tokens, size, SEED) for size in sizes},
-            max_tokens=wanted.max_tokens,
-            max_queue_wait=wanted.max_queue_wait,
-        )
-        yield Offer(request=request, output_tokens=row.output_tokens)
+        yield offer(row, wishes(row, rng), name=request_id(number), block_sizes=sizes)
+
+
+def offer(
+    row: TraceRequest, wanted: Wishes, *, name: RequestId, block_sizes: Iterable[Tokens]
+) -> Offer:
+    """Turn one row into an offer, with the keys of its blocks at each of these sizes."""
+    tokens = token_ids(row)
+    request = Request(
+        id=name,
+        model=MODEL,
+        prompt_tokens=row.input_tokens,
+        arrived_at=row.at,
+        keys={size: block_keys(tokens, size, SEED) for size in set(block_sizes)},
+        max_tokens=wanted.max_tokens,
+        max_queue_wait=wanted.max_queue_wait,
+    )
+    return Offer(request=request, output_tokens=row.output_tokens)
 
 
 def capacity(specs: Iterable[WorkerSpec], model: ConversationModel, *, seed: int) -> list[float]:
@@ -51,11 +57,12 @@ def capacity(specs: Iterable[WorkerSpec], model: ConversationModel, *, seed: int
     for number, spec in enumerate(specs):
         rows = generate(model, requests_per_s=1.0, seed=seed + number)
         fitting = (row for row in rows if row.input_tokens + 4096 < spec.settings.max_model_len)
-        found.append(_backlogged(spec, islice(fitting, BACKLOG), seed))
+        found.append(measured_capacity(spec, islice(fitting, BACKLOG), seed=seed))
     return found
 
 
-def _backlogged(spec: WorkerSpec, rows: Iterable[TraceRequest], seed: int) -> float:
+def measured_capacity(spec: WorkerSpec, rows: Iterable[TraceRequest], *, seed: int) -> float:
+    """Measure one engine's requests a second while it works off these rows, all there at once."""
     engine = SimulatedEngine(spec.settings, spec.hardware, Random(f"{seed}/{spec.name}/capacity"))
     for number, row in enumerate(rows):
         keys = block_keys(token_ids(row), spec.settings.block_size, SEED)

@@ -31,16 +31,20 @@ class Planned:
     row: TraceRequest
     model: str
     max_queue_wait: Seconds | None = None
+    max_tokens: Tokens | None = None
 
     def body(self) -> bytes:
         """Encode the request as a streaming chat."""
         wanted: dict[str, Any] = {
             "model": self.model,
             "messages": chat_messages(self.row),
-            "max_tokens": self.row.output_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
+            # The simulated engine's own stop: no picker looks at it.
+            "vllm_xargs": {"output_tokens": self.row.output_tokens},
         }
+        if self.max_tokens is not None:
+            wanted["max_tokens"] = self.max_tokens
         if self.max_queue_wait is not None:
             wanted["max_queue_wait_s"] = self.max_queue_wait
         return msgspec.json.encode(wanted)

@@ -140,7 +140,7 @@ def worst(graded: Sequence[Graded], count: int) -> "Table":
             f"{grade.prompt_tokens:,}",
             f"{grade.credited:,}",
             "-" if grade.reused is None else f"{grade.reused:,}",
-            str(one.ahead),
+            "-" if one.ahead is None else str(one.ahead),
             f"{one.predicted_wait:.2f} → {one.actual_wait:.2f}",
             f"{one.predicted_prefill:.2f} → {one.actual_prefill:.2f}",
             f"{-grade.error:+.2f} s",

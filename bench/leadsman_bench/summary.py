@@ -22,14 +22,14 @@ class Graded:
     """One served request: its grade, and what helps to see why it is what it is.
 
     load: offered at its arrival, in capacities. predicted_wait, actual_wait: in the queue.
-    ahead: requests queued before it on its worker, as the prediction saw them.
+    ahead: requests queued before it on its worker, as the prediction saw them; None: not kept.
     """
 
     grade: Grade
     at: Seconds
     predicted_wait: Seconds
     actual_wait: Seconds
-    ahead: int
+    ahead: int | None
     curve: str
     load: float | None = None
 

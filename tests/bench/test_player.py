@@ -73,13 +73,13 @@ async def test_a_role_without_content_is_no_first_token():
 
 async def test_the_body_is_the_conversation_with_its_wishes():
     async with gateway(streaming(b"[DONE]")) as (url, asked):
-        await Play(url, [planned(1, max_queue_wait=5.0)]).run()
+        await Play(url, [planned(1, max_queue_wait=5.0, max_tokens=256)]).run()
 
     ((name, body),) = asked
     assert name == "p1"
     assert body["max_queue_wait_s"] == 5.0
     assert body["stream"] is True
-    assert body["max_tokens"] == 3
+    assert body["max_tokens"] == 256
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
 
 
