@@ -4,6 +4,7 @@ A `Fleet` is fed with records, whoever wrote them, and asked for decisions. A de
 work at the moment of the pick, so that the next request of a burst sees it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import assert_never
@@ -14,6 +15,7 @@ from leadsman.budget import Budget
 from leadsman.candidates import Candidates, own_prefill_floors
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
 from leadsman.decide import decide
+from leadsman.families import Families
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
 from leadsman.prediction import Admitted, Decision
@@ -39,20 +41,27 @@ MOST_HOMES = 100_000
 
 
 class Fleet:
-    """Workers, their caches, and the sessions that live on them."""
+    """Workers, their caches, and the sessions that live on them.
 
-    def __init__(self) -> None:
+    lengths: makes what is believed of the answers of one model.
+    """
+
+    def __init__(self, lengths: Callable[[], Lengths] = Lengths) -> None:
+        self._new_lengths = lengths
         self.workers: dict[WorkerId, WorkerState] = {}
         self.index = CacheIndex()
         self._lengths: dict[str, Lengths] = {}
         self._returns: dict[str, Returns] = {}
         self._homes: dict[str, WorkerId] = {}
+        self._families = Families()
 
     # -- what is asked of it -------------------------------------------------------------------
 
     def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
         """Admit the request on one worker and reserve its work there, or refuse it."""
-        decision = decide(request, self.candidates(request, now), budget, now, rng)
+        candidates = self.candidates(request, now)
+        request = replace(request, family=self._families.of(request, candidates.cached))
+        decision = decide(request, candidates, budget, now, rng)
         if isinstance(decision, Admitted):
             state = self.workers[decision.worker]
             assert decision.prediction is not None, "decide always predicts what it admits"
@@ -137,7 +146,7 @@ class Fleet:
             case Ended():
                 state.saw_end(record)
             case Learned():
-                if state.curves.adopt(record):
+                if state.adopt(record):
                     self._relearn(state)
             case _:
                 assert_never(record)
@@ -148,7 +157,7 @@ class Fleet:
             state.ready, state.endpoint = seen.ready, seen.endpoint
             if state.settings == seen.settings:
                 return
-        lengths = self._lengths.setdefault(seen.settings.model, Lengths())
+        lengths = self._lengths.setdefault(seen.settings.model, self._new_lengths())
         fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
         if state is not None:
             fresh.trust = state.trust

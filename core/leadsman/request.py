@@ -14,6 +14,7 @@ class Request:
         and nothing is credited on workers of that size.
     tokens_are_exact: False where `prompt_tokens` is an estimate.
     waited: seconds that the caller has already waited before `arrived_at`.
+    family: names the requests whose answers tend to be as long as this one's; None: unknown.
     reads_cache: False where the engine will not read its prefix cache (prompt logprobs).
     endpoints: the only `ip:port` that may serve it, by the gateway's subset hint; None: any.
     """
@@ -34,12 +35,5 @@ class Request:
     ttft_objective: Seconds | None = None
     prefers_cache: bool = False
     reads_cache: bool = True
+    family: BlockKey | None = None
     endpoints: frozenset[str] | None = None
-
-    @property
-    def family(self) -> BlockKey | None:
-        """The first block's key: requests that share it tend to have outputs of like length."""
-        for keys in self.keys.values():
-            if len(keys):
-                return int(keys[0])
-        return None

@@ -125,7 +125,7 @@ Weights = Literal["prior", "learned"]
 
 
 class BetterOf:
-    """Which of two predictors has lately been right: the prior until the learned one has shown it.
+    """Which of two predictors has lately been right: `first` until the other one has shown it.
 
     Both are graded on every request, in units of error, at most `_WORST` each, so that one stall
     decides nothing. The other takes over when its mean is a tenth better.
@@ -135,8 +135,8 @@ class BetterOf:
     _WORST = 4.0
     _MARGIN = 0.9
 
-    def __init__(self) -> None:
-        self.best: Weights = "prior"
+    def __init__(self, first: Weights = "prior") -> None:
+        self.best: Weights = first
         self._loss: dict[Weights, float] = {"prior": 0.0, "learned": 0.0}
         self._graded = 0
 

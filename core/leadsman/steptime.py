@@ -28,7 +28,7 @@ WINDOW: Seconds = 0.25
 PLAUSIBLE = (1 / 3, 3.0)
 """A sample outside this ratio to its prediction is a restart or foreign work, not this model."""
 
-FORGET = 0.9995
+FORGET = 0.998
 """A window's weight, one window later: what prefill costs must outlive minutes of pure decoding."""
 
 DRIFT_FORGET = 0.97
@@ -37,7 +37,7 @@ DRIFT_FORGET = 0.97
 DRIFT_PRIOR: Seconds = 3.0
 """Seconds of agreement that the drift factor starts with."""
 
-DRIFT_NOISE = 0.07
+DRIFT_NOISE = 0.05
 """A drift of this size counts half: smaller ones are mostly noise, larger ones a slower machine."""
 
 CREDULOUS = 20

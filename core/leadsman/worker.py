@@ -16,7 +16,16 @@ from leadsman.lengths import Lengths
 from leadsman.mirror import ARRIVAL_DELAY, Flight, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import Forecast, forecast
-from leadsman.records import Ended, Granted, KvEvents, LoadSample, Outcome, TokensSeen, Trust
+from leadsman.records import (
+    Ended,
+    Granted,
+    KvEvents,
+    Learned,
+    LoadSample,
+    Outcome,
+    TokensSeen,
+    Trust,
+)
 from leadsman.request import Request
 from leadsman.residuals import BetterOf, Residuals
 from leadsman.steptime import StepLearner, StepWeights
@@ -30,8 +39,8 @@ NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 MEASURED_WINDOWS = 100
 """Busy windows with prefill in them after which the step model counts as measured."""
 
-GUESS, CURVE = 0.003, 20.0
-"""How many windows a prior counts as: a default, a measured curve without a decode table."""
+GUESS, CURVE, CALIBRATED = 0.003, 20.0, 25.0
+"""How many windows a prior counts as: a default, a measured curve, one with a decode table."""
 
 NEVER: Seconds = 1e6
 """Seconds of wait for a request that the engine can never admit."""
@@ -62,11 +71,12 @@ class WorkerState:
         self.learner = StepLearner(prior_weights(known.curve), trust=GUESS)
         self.mirror = Mirror(seen.settings, self.learner)
         self.waits, self.ttfts = Residuals(), Residuals()
-        self.better = BetterOf()
+        self.better = BetterOf(first="learned")
         self.load: LoadSample | None = None
         self.heard_at: Seconds | None = None
         self._expectations: dict[RequestId, Expectation] = {}
         self._sequence: int | None = None
+        self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
 
     # -- prices --------------------------------------------------------------------------------
@@ -227,10 +237,21 @@ class WorkerState:
         if flight.is_alone and flight.seq.cached == 0 and actual > 0:
             self.curves.add(flight.seq.prompt, actual)
 
+    def adopt(self, learned: Learned) -> bool:
+        """Take over what was learned of this worker before; False where nothing of it is news."""
+        if learned.fingerprint != self.curves.fingerprint:
+            return False
+        if learned.step_weights is not None:
+            self._is_calibrated = True
+            self.learner.lean_on(StepWeights(*learned.step_weights), CALIBRATED)
+        return self.curves.adopt(learned)
+
     def relearn(self, known: KnownCurve) -> None:
         """Take a better curve as the prior of the step model."""
         if known != self.known:
             self.known = known
+            if self._is_calibrated:
+                return
             trust = GUESS if known.provenance == "unmeasured" else CURVE
             self.learner.lean_on(prior_weights(known.curve), trust)
 
