@@ -1,0 +1,93 @@
+"""Engines that answer at once: many ports in one process, with the pages that collectors read.
+
+A request costs some 20 us here, so that what is measured in front of it is not hidden behind it.
+Prints one JSON line with the ports when it serves.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Final, cast
+
+import uvloop
+
+MODEL: Final = "deepseek"
+_METRICS: Final = "".join(
+    f'vllm:{name}{{engine="0",model_name="{MODEL}"}} {value}\n'
+    for name, value in {
+        "num_requests_running": 0.0,
+        "num_requests_waiting": 0.0,
+        "kv_cache_usage_perc": 0.0,
+        "prompt_tokens_total": 0.0,
+        "generation_tokens_total": 0.0,
+    }.items()
+) + (
+    'vllm:cache_config_info{block_size="64",enable_prefix_caching="True",'
+    'num_gpu_blocks="100001",engine="0"} 1.0\n'
+)
+_ANSWER: Final = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": MODEL,
+    "choices": [
+        {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hi"}}
+    ],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10},
+}
+
+
+def _page(body: str, kind: str = "application/json", status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
+
+
+_PAGES: Final = {
+    b"/metrics": _page(_METRICS, "text/plain; version=0.0.4"),
+    b"/version": _page('{"version": "0.33.0"}'),
+    b"/health": _page(""),
+    b"/v1/models": _page(json.dumps({"data": [{"id": MODEL, "max_model_len": 1 << 20}]})),
+    b"/v1/chat/completions": _page(json.dumps(_ANSWER)),
+}
+_NOT_FOUND: Final = _page("{}", status="404 Not Found")
+
+
+class Engine(asyncio.Protocol):
+    """One connection: reads a request, whether of a stated length or in chunks, and answers."""
+
+    def __init__(self) -> None:
+        self._read = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+
+    def data_received(self, data: bytes) -> None:
+        """Answer once the request is whole; clients here wait for each answer."""
+        self._read += data
+        end = self._read.find(b"\r\n\r\n")
+        if end < 0 or not self._is_whole(bytes(self._read[:end]).lower(), end + 4):
+            return
+        path = bytes(self._read[: self._read.find(b"\r\n")]).split(b" ")[1].partition(b"?")[0]
+        self._read.clear()
+        self._transport.write(_PAGES.get(path, _NOT_FOUND))
+
+    def _is_whole(self, head: bytes, body: int) -> bool:
+        if b"chunked" in head:
+            return self._read.endswith(b"0\r\n\r\n")
+        _, found, rest = head.partition(b"content-length:")
+        length = int(rest.partition(b"\r\n")[0]) if found else 0
+        return len(self._read) >= body + length
+
+
+async def serve(count: int) -> None:
+    """Serve on `count` free ports until killed."""
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(Engine, "127.0.0.1", 0) for _ in range(count)]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    print(json.dumps({"ports": ports}), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))

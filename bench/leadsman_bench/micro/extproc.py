@@ -1,0 +1,181 @@
+"""What the picker costs on the wire, beside a no-op ext_proc in Python, in the same run.
+
+The question: how much of a no-op's request rate is left, and how much latency is added, once each
+request is read, tokenized exactly, priced on four workers, reserved, routed and its outcome kept.
+A real Envoy with one worker in front of engines that answer at once; the profile is the one for
+gateways whose configuration is ours (request BUFFERED, response STREAMED). Two kinds of chats: of
+2 KB, and conversations of 220 KB; in both only the last message is new.
+
+Rates are with 16 clients, latency with one, as what it adds to the same Envoy without a picker.
+The three take turns, so that what else the machine does hits all alike; figures are medians. All
+processes share the machine with this one, so absolute figures are pessimistic.
+"""
+
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from leadsman.units import Seconds
+
+from leadsman_bench.envoy import running_envoy
+from leadsman_bench.envoy_config import EnvoyConfig
+from leadsman_bench.micro import _load
+from leadsman_bench.micro._upstream import MODEL
+from leadsman_bench.micro.conversation import DIRECTORY, TEMPLATE
+from leadsman_bench.processes import Children, children
+
+ROUNDS: Final = 5
+CLIENTS: Final = 16
+ENGINES: Final = 4
+SECONDS: Final[Seconds] = 2.0
+CONVERSATIONS: Final = 8
+SHORT: Final = 2_000
+LONG: Final = 220_000
+
+
+def measure() -> dict[str, float]:
+    """Measure the ratios; takes some 90 seconds."""
+    short, long = _bodies(SHORT), _bodies(LONG)
+    with _running() as urls:
+        noop, ours = urls["noop"], urls["ours"]
+        short_rates = _in_turn({"noop": noop, "ours": ours}, short, CLIENTS)
+        waits = _in_turn(urls, short, 1)
+        long_rates = _in_turn({"noop": noop, "ours": ours}, long, CLIENTS)
+    rates, longs = _rates(short_rates), _rates(long_rates)
+    p50 = {name: median(load.p50 for load in loads) for name, loads in waits.items()}
+    return {
+        "extproc_rps_vs_noop": rates["ours"] / rates["noop"],
+        "extproc_p50_vs_noop": (p50["ours"] - p50["none"]) / (p50["noop"] - p50["none"]),
+        "extproc_220k_rps_vs_noop": longs["ours"] / longs["noop"],
+        "extproc_rps": rates["ours"],
+        "extproc_noop_rps": rates["noop"],
+        "extproc_p50_added_s": p50["ours"] - p50["none"],
+        "extproc_noop_p50_added_s": p50["noop"] - p50["none"],
+        "extproc_220k_rps": longs["ours"],
+        "extproc_220k_noop_rps": longs["noop"],
+    }
+
+
+def _rates(loads: dict[str, list[_load.Load]]) -> dict[str, float]:
+    return {name: median(load.rate for load in of_one) for name, of_one in loads.items()}
+
+
+def _in_turn(
+    urls: dict[str, str], bodies: list[bytes], clients: int
+) -> dict[str, list[_load.Load]]:
+    """Load each in turn, ROUNDS times; a first, short round of each warms up."""
+    source = _load.requests(bodies)
+    loads: dict[str, list[_load.Load]] = {name: [] for name in urls}
+    for url in urls.values():
+        _load.run(url, source, clients=clients, seconds=SECONDS / 2)
+    for _ in range(ROUNDS):
+        for name, url in urls.items():
+            loads[name].append(_load.run(url, source, clients=clients, seconds=SECONDS))
+    return loads
+
+
+def _bodies(size: int) -> list[bytes]:
+    """Make conversations of this many bytes; the counter's place is in the last message."""
+    rng = random.Random(size)
+    letters = "etaoinshrdlu"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(5000)]
+    return [_conversation(rng, words, size) for _ in range(CONVERSATIONS)]
+
+
+def _conversation(rng: random.Random, words: list[str], size: int) -> bytes:
+    messages = [{"role": "system", "content": " ".join(rng.choices(words, k=60))}]
+    while len(json.dumps(messages)) < size - 400:
+        role = "user" if messages[-1]["role"] != "user" else "assistant"
+        length = rng.randint(20, min(500, size // 20))
+        messages.append({"role": role, "content": " ".join(rng.choices(words, k=length))})
+    if messages[-1]["role"] == "user":
+        messages.append({"role": "assistant", "content": "yes"})
+    last = f"{' '.join(rng.choices(words, k=20))} {_load.place()}?"
+    messages.append({"role": "user", "content": last})
+    return json.dumps({"model": MODEL, "max_tokens": 16, "messages": messages}).encode()
+
+
+@contextmanager
+def _running() -> Iterator[dict[str, str]]:
+    """Run engines, both pickers and an Envoy for each; yields the URLs by name."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leadsman-micro-")))
+        held = stack.enter_context(children(folder))
+        held.start("engines", _module("_upstream", str(ENGINES)))
+        ports = _told(held, folder, "engines")["ports"]
+        held.start("noop", _module("_noop"))
+        (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
+        held.start("ours", leadsman("serve", "--config", str(folder / "fleet.yaml")))
+        pickers = {
+            "none": None,
+            "noop": f"127.0.0.1:{_told(held, folder, 'noop')['port']}",
+            "ours": f"127.0.0.1:{_told(held, folder, 'ours')['port']}",
+        }
+        engines = [f"127.0.0.1:{port}" for port in ports]
+        yield {
+            name: stack.enter_context(
+                running_envoy(
+                    EnvoyConfig(engines=engines, picker=picker, logs_access=name == "ours")
+                )
+            ).url
+            for name, picker in pickers.items()
+        }
+
+
+def fleet_file(ports: list[int], folder: Path) -> str:
+    """Write the file of a fleet whose engines are stubs: no events, settings stated."""
+    (folder / "template.jinja").write_text(TEMPLATE)
+    engine = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
+    told: dict[str, Any] = {
+        "endpoints": [
+            {"url": f"http://127.0.0.1:{port}", "kv_events": "off", "profile": engine}
+            for port in ports
+        ],
+        "models": [
+            {
+                "name": MODEL,
+                "path": str(DIRECTORY),
+                "chat_template": str(folder / "template.jinja"),
+            }
+        ],
+        "picker": {"listen": "127.0.0.1:0", "journal": str(folder / "journal")},
+    }
+    return json.dumps(told)
+
+
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", f"leadsman_bench.micro.{name}", *arguments]
+
+
+def leadsman(*arguments: str) -> list[str]:
+    """Name the command line of this installation."""
+    return [str(Path(sys.executable).with_name("leadsman")), *arguments]
+
+
+def _told(held: Children, folder: Path, name: str) -> dict[str, Any]:
+    """Wait for the JSON line in which a child says where it serves."""
+
+    def find() -> dict[str, Any] | None:
+        for line in (folder / f"{name}.log").read_text().splitlines():
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict) and ("port" in said or "ports" in said):
+                return said
+        return None
+
+    held.until(name, lambda: find() is not None)
+    found = find()
+    assert found is not None
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=1))
