@@ -276,7 +276,10 @@ class Mirror:
                 return None
             replay.wake(max(replay.clock, replay.waiting[0].visible_at))
             self._break(None)
-        self._await_evidence()
+        if replay.waiting:
+            self._await_evidence()
+            if self.follows_events:
+                replay.free = self.free_blocks() - replay.lingering
         step = replay.step(self.lookup)
         if not step.features.steps:
             return None
