@@ -30,10 +30,10 @@ from leadsman.budget import Budget
 from leadsman.units import Seconds
 from rich.console import Console
 
+from leadsman_bench import demo_plan
 from leadsman_bench.demo_plan import (
     ENGINES,
     OUTPUT_SHARE,
-    PHASES,
     PIECE_TOKENS,
     capacity,
     engine_options,
@@ -60,6 +60,9 @@ from leadsman_bench.report import Line, lines, percent, table
 from leadsman_bench.simulate import Grades, mark
 
 INTERRUPTED = 130
+PLAIN_EVERY: Seconds = 10.0
+"""How often progress is said where no terminal shows a line that changes."""
+
 SETTLED_AFTER: Seconds = 1.5
 """Until the collectors have every engine's settings: two rounds of their polling."""
 
@@ -179,11 +182,15 @@ async def _play(url: str, planned: Sequence[Planned], console: Console) -> list[
     play = Play(url, planned)
     playing = asyncio.create_task(play.run())
     began = time.monotonic()
+    said: Seconds = 0.0
     with console.status("") as status:
         while not playing.done():
             await asyncio.wait([playing], timeout=0.5)
             at = time.monotonic() - began
             status.update(_standing(play, at))
+            if not console.is_terminal and at - said > PLAIN_EVERY:
+                said = at
+                console.print(_standing(play, at))
     return await playing
 
 
@@ -199,7 +206,7 @@ def _standing(play: Play, at: Seconds) -> str:
 
 def _say_capacity(console: Console, each: Sequence[float], planned: Sequence[Planned]) -> None:
     parts = [f"{spec.name} {rate:.1f}/s" for spec, rate in zip(engines(), each, strict=True)]
-    phases = " then ".join(f"{phase.seconds:g} s at {phase.load:g}" for phase in PHASES)
+    phases = " then ".join(f"{phase.seconds:g} s at {phase.load:g}" for phase in demo_plan.PHASES)
     console.print(f"capacity measured: {sum(each):.1f} requests/s ({', '.join(parts)})")
     console.print(f"{len(planned)} requests of the trace: {phases} times capacity")
 
@@ -212,7 +219,7 @@ def _report(console: Console, out: Path, found: Grades, summary: DemoSummary) ->
     ]
     title = f"{summary.requests:,} requests through Envoy to {summary.workers} engines"
     console.print(table(title, shown))
-    phases = ", then ".join(f"{phase.load:g}" for phase in PHASES)
+    phases = ", then ".join(f"{phase.load:g}" for phase in demo_plan.PHASES)
     page = Page(
         title="Predicted and real time to first token",
         subtitle=f"{summary.graded:,} of {title}, {phases} times capacity",
@@ -232,7 +239,7 @@ def _manifest(each: Sequence[float], planned: Sequence[Planned], seed: int) -> d
         "trace": "Mooncake FAST'25 conversation trace, shipped sample",
         "piece_tokens": PIECE_TOKENS,
         "output_share": OUTPUT_SHARE,
-        "phases": [asdict(phase) for phase in PHASES],
+        "phases": [asdict(phase) for phase in demo_plan.PHASES],
         "requests": len(planned),
         "bounded_requests": sum(one.max_queue_wait is not None for one in planned),
         "engines": [

@@ -28,6 +28,9 @@ OUTPUT_SHARE = 0.5
 SPECIAL_TOKENS: Tokens = 3
 """Tokens that the chat template puts around one message."""
 
+BACKLOG = 300
+"""Requests that an engine's capacity is measured on."""
+
 BOUNDS: tuple[Seconds, ...] = (5.0, 5.0, 10.0)
 
 
@@ -42,10 +45,10 @@ class Phase:
 PHASES = (Phase(load=0.7, seconds=28.0), Phase(load=1.5, seconds=32.0))
 
 ENGINES: tuple[tuple[str, dict[str, int | bool | str]], ...] = (
-    ("llama-3.1-8b-a100", {"max_num_seqs": 16}),
-    ("mistral-7b-v100", {"max_num_seqs": 8}),
-    ("qwen3-30b-a3b-h100", {"max_num_seqs": 12, "block_size": 64}),
-    ("qwen2.5-0.5b-a10g", {}),
+    ("llama-3.1-8b-a100", {}),
+    ("mistral-7b-v100", {}),
+    ("llama-3.1-70b-4xh100", {"max_num_seqs": 64, "block_size": 64}),
+    ("qwen2.5-0.5b-a10g", {"max_num_seqs": 8}),
 )
 
 
@@ -79,8 +82,13 @@ def trace() -> list[TraceRequest]:
 
 
 def capacity(rows: Sequence[TraceRequest]) -> list[float]:
-    """Measure each engine's requests a second on the trace's first rows."""
-    return [measured_capacity(spec, rows[:300], seed=1) for spec in engines()]
+    """Measure each engine's requests a second on the trace's first rows that it can hold."""
+    found: list[float] = []
+    for spec in engines():
+        room = spec.settings.max_model_len
+        fitting = [row for row in rows if row.input_tokens + row.output_tokens < room]
+        found.append(measured_capacity(spec, fitting[:BACKLOG], seed=1))
+    return found
 
 
 def plan(rows: Sequence[TraceRequest], per_s: float, *, seed: int) -> list[Planned]:

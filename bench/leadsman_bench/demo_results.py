@@ -20,7 +20,8 @@ from leadsman.budget import Budget
 from leadsman.grade import Bounded, Grade
 from leadsman.units import RequestId, Seconds, Tokens, WorkerId
 
-from leadsman_bench.demo_plan import PHASES, engines, phase_at
+from leadsman_bench import demo_plan
+from leadsman_bench.demo_plan import engines, phase_at
 from leadsman_bench.offers import offer
 from leadsman_bench.player import Planned, Played
 from leadsman_bench.scenario import MODEL, Wishes
@@ -64,29 +65,31 @@ class Named:
 def read_outcomes(path: Path) -> list[Outcome]:
     """Read outcomes.jsonl; a line that was cut off at the end is left out."""
     decoder = msgspec.json.Decoder(Outcome)
-    lines = path.read_bytes().split(b"\n")
-    return [decoder.decode(line) for line in lines[:-1]]
+    whole = path.read_bytes().split(b"\n")[:-1]
+    return [decoder.decode(line) for line in whole]
 
 
 def grades(
     outcomes: Sequence[Outcome], played: Sequence[Played], workers: dict[str, Named]
 ) -> Grades:
-    """Grade what was served, and count what was not. workers: by `host:port`."""
+    """Grade what was served, and count what was not. workers: by `host:port`.
+
+    A stream whose end nobody waited for has a grade all the same, once its first token came.
+    """
     sent = {one.planned.id: one for one in played}
     found = Grades()
     for outcome in outcomes:
         one = sent.get(outcome.request)
         if one is None:
             continue
-        if outcome.ttft is None or outcome.outcome != "finished":
-            found.lost += 1
-        elif outcome.predicted_ttft is None or outcome.predicted_queue_wait is None:
+        if outcome.ttft is None:
+            continue
+        if outcome.predicted_ttft is None or outcome.predicted_queue_wait is None:
             found.unpriced += 1
         else:
             found.graded.append(_graded(outcome, one, workers[outcome.worker]))
-    found.refused_for = Counter(
-        one.reason or "unknown" for one in played if one.status is not None and one.status != 200
-    )
+    found.refused_for = Counter(one.reason for one in played if one.reason is not None)
+    found.lost = len(played) - len(found.graded) - found.unpriced - found.refused_for.total()
     return found
 
 
@@ -129,7 +132,7 @@ def goodput(found: Grades, plan: Sequence[Planned]) -> float | None:
     overloaded = {
         one.id
         for one in plan
-        if one.max_queue_wait is not None and phase_at(one.at).load == PHASES[-1].load
+        if one.max_queue_wait is not None and phase_at(one.at).load == demo_plan.PHASES[-1].load
     }
     kept = sum(
         one.grade.bounded is not None and one.grade.bounded.was_kept

@@ -18,7 +18,7 @@ from leadsman_bench.prompts import chat_messages
 from leadsman_bench.traces import TraceRequest
 
 REASON_HEADER = "x-llm-d-request-dropped-reason"
-LINGER: Seconds = 60.0
+LINGER: Seconds = 20.0
 """How long the last answers may take after the last request was sent."""
 
 

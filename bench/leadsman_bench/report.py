@@ -44,7 +44,7 @@ def lines(summary: Summary) -> list[Line]:
         for reason, number in summary.refused_by_reason.items()
     ]
     if summary.lost:
-        found.append(Line(what="lost with their engine", value=f"{summary.lost:,}"))
+        found.append(Line(what="lost, or not finished", value=f"{summary.lost:,}"))
     return [
         *found,
         at_least("predictions within 1 s", summary.within_1s, 0.97),
