@@ -56,10 +56,14 @@ class Seq:
         self.reads_cache = True
 
     def copy(self) -> "Seq":
-        """Copy everything; a fork may then move it."""
+        """Copy everything; a fork may then move it. Spelt out: a loop over the slots takes 4 us."""
         twin = Seq.__new__(Seq)
-        for name in Seq.__slots__:
-            setattr(twin, name, getattr(self, name))
+        twin.arrival, twin.base, twin.blocks = self.arrival, self.base, self.blocks
+        twin.cached, twin.computed, twin.due = self.cached, self.computed, self.due
+        twin.expected, twin.generated, twin.id = self.expected, self.generated, self.id
+        twin.keys, twin.kin, twin.limit = self.keys, self.kin, self.limit
+        twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
+        twin.reads_cache, twin.shared, twin.visible_at = self.reads_cache, self.shared, self.visible_at
         return twin
 
     @property

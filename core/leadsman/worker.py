@@ -173,7 +173,9 @@ class WorkerState:
         granted = self._as_granted(request, now)
         weights, learned = self.learner.prior, self.learner.weights
         other = weights if self.weights is not weights else learned
-        other_ttft = self._price(granted, request.family, other).ttft
+        other_ttft = price.ttft
+        if weights != learned:
+            other_ttft = self._price(granted, request.family, other).ttft
         ours, theirs = (other_ttft, price.ttft), (price.ttft, other_ttft)
         prior_ttft, learned_ttft = ours if other is weights else theirs
         self._expectations[request.id] = Expectation(
