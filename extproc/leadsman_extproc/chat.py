@@ -23,6 +23,7 @@ from leadsman_extproc.body import JsonObject
 from leadsman_extproc.templates import Chat, ChatTemplate, ContentFormat, TemplateError
 
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_PLAIN_ROLES: Final = frozenset({"user", "assistant"})
 _BILLING: Final = "x-anthropic-billing-header"
 """First words of a line that Claude Code changes with every request, and that vLLM drops."""
 
@@ -83,6 +84,8 @@ def _variables(fields: JsonObject) -> dict[str, Any]:
 
 def _message(message: JsonObject, content_format: ContentFormat) -> JsonObject:
     role = message["role"]
+    if content_format == "string" and _is_plain(message):
+        return message
     parts = _parts(message)
     shaped: JsonObject = {"role": role, "content": parts}
     if content_format == "string":
@@ -101,6 +104,15 @@ def _message(message: JsonObject, content_format: ContentFormat) -> JsonObject:
     if role == "developer":
         shaped["tools"] = message.get("tools")
     return shaped
+
+
+def _is_plain(message: JsonObject) -> bool:
+    """Whether a message is a text of a role, and nothing else: most are, and stay as they are."""
+    content = message.get("content")
+    if type(content) is not str or len(message) != 2:
+        return False
+    role = message["role"]
+    return role in _PLAIN_ROLES or (role == "system" and not content.startswith(_BILLING))
 
 
 def _parts(message: JsonObject) -> list[JsonObject]:

@@ -123,12 +123,25 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """transformers' environment; a key of a plain dictionary is found without a failing getattr.
+
+    Jinja asks for the attribute first and catches that there is none: 1 us a field, and a
+    conversation has hundreds of them.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _METHODS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """Make the environment that transformers compiles templates in.
 
     Nothing is escaped: the text goes to a tokenizer, never to a browser.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
@@ -159,11 +172,15 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)  # noqa: DTZ005  (engines write their local time)
 
 
+_METHODS: Final = frozenset(dir(dict))
+_PLAIN: Final = frozenset({"role", "content"})
 _ENVIRONMENT: Final = _environment()
 
 
 def _without_nulls(message: JsonObject) -> JsonObject:
     """Drop keys that are null, and tell reasoning under each name that templates read."""
+    if message.keys() == _PLAIN and message["content"] is not None:
+        return message
     kept = {name: value for name, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)
     if reasoning is None:
