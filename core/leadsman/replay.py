@@ -67,6 +67,11 @@ class Seq:
         return twin
 
     @property
+    def last_tick(self) -> int | None:
+        """The tick of its last token by `limit`, once it decodes."""
+        return None if self.limit is None else self.base + self.limit - self.generated
+
+    @property
     def target(self) -> Tokens:
         """Tokens to compute before the next output token: the prompt, and what it had said."""
         return self.prompt + self.generated
@@ -104,8 +109,8 @@ class Replay:
     """
 
     __slots__ = (
-        "_expectations", "_limits", "_lingering", "_orders", "_seen_until", "believes", "clock",
-        "context", "decoding", "ended", "entered", "free", "phases", "prefilling", "settings", "taken", "tick",
+        "_expectations", "_is_stuck", "_limits", "_lingering", "_orders", "_preempted", "_seen_until",
+        "believes", "clock", "context", "decoding", "ended", "entered", "free", "phases", "prefilling", "settings", "taken", "tick",
         "waiting",
     )  # fmt: skip
 
@@ -125,7 +130,8 @@ class Replay:
         self.phases: dict[int, int] = {}
         self._limits: list[tuple[int, RequestId]] = []
         self._expectations: list[tuple[int, RequestId]] = []
-        self._lingering: list[Blocks] = []
+        self._lingering: list[tuple[Seq, Blocks]] = []
+        self._is_stuck = self._preempted = False
         self._orders = 0
         self._seen_until: Seconds | None = None
 
@@ -145,6 +151,7 @@ class Replay:
         twin.phases = self.phases.copy()
         twin._lingering = self._lingering.copy()
         twin._orders, twin._seen_until = self._orders, self._seen_until
+        twin._is_stuck = twin._preempted = False
         return twin
 
     @property
@@ -160,7 +167,7 @@ class Replay:
     @property
     def lingering(self) -> Blocks:
         """Blocks of ended sequences that are given back one step later."""
-        return sum(self._lingering)
+        return sum(blocks for _, blocks in self._lingering)
 
     def generated(self, seq: Seq) -> Tokens:
         """Output tokens that a sequence has by now."""
@@ -171,6 +178,9 @@ class Replay:
     def add(self, seq: Seq) -> None:
         """Queue a request: behind all others, or by priority where the engine orders so."""
         self.waiting.append(seq)
+        self._order_waiting()
+
+    def _order_waiting(self) -> None:
         if self.settings.policy == "priority":
             self.waiting = deque(sorted(self.waiting, key=lambda s: (s.priority, s.arrival)))
 
@@ -187,8 +197,7 @@ class Replay:
     def wake(self, at: Seconds) -> None:
         """Begin a busy stretch: the engine was idle until `at`, and holds nothing any more."""
         self.clock, self._seen_until = at, None
-        self.free += sum(self._lingering)
-        self._lingering.clear()
+        self._release_lingering()
 
     def ran(self, step: Step, until: Seconds) -> None:
         """`step` ended at `until`: the next one starts there."""
@@ -218,13 +227,14 @@ class Replay:
         The step has no work where nothing runs and nobody who waits is visible yet.
         """
         chunks: list[Chunk] = []
+        self._preempted = False
         left = self._schedule_running(chunks)
         decodes, context = len(self.decoding), self.context
         admitted: list[Seq] = []
-        if left > 0 and self.waiting:
+        self._is_stuck = not (self._preempted or self._lingering)
+        if left > 0 and not self._preempted:
             self._admit(left, chunks, admitted, lookup)
-        self.free += sum(self._lingering)
-        self._lingering.clear()
+        self._release_lingering()
         prefill, attention = 0, 0.0
         for seq, n in chunks:
             prefill += n
@@ -242,25 +252,33 @@ class Replay:
             n = min(seq.target - seq.computed, left)
             if threshold is not None:
                 n = min(n, threshold)
-            if n <= 0 or not self._make_room(seq, n):
+            if n <= 0 or seq not in self.prefilling:
                 continue
-            chunks.append((seq, n))
-            left -= n
+            left += self._make_room(seq, n, chunks)
+            if seq in self.prefilling:
+                self._extend(seq, n)
+                chunks.append((seq, n))
+                left -= n
         return left
 
-    def _make_room(self, seq: Seq, n: Tokens) -> bool:
-        """Allocate for `n` more tokens, preempting from the end; False if `seq` itself had to go."""
-        if seq not in self.prefilling:
-            return False
+    def _make_room(self, seq: Seq, n: Tokens, chunks: list[Chunk]) -> Tokens:
+        """Preempt until `n` more tokens fit or `seq` itself is out; returns the tokens taken back."""
+        more, taken_back = self._blocks(seq.computed + n) - seq.blocks, 0
+        while self.free < more and seq in self.prefilling:
+            decodes = len(self.decoding)
+            victim = self._preempt(has_grown=True)
+            taken_back += decodes - len(self.decoding)
+            for chunk in [chunk for chunk in chunks if chunk[0] is victim]:
+                chunks.remove(chunk)
+                taken_back += chunk[1]
+        return taken_back
+
+    def _extend(self, seq: Seq, n: Tokens) -> None:
         more = self._blocks(seq.computed + n) - seq.blocks
-        while self.free < more:
-            if self._preempt() is seq:
-                return False
         seq.computed += n
         seq.blocks += more
         self.free -= more
         self.taken += more
-        return True
 
     def _admit(
         self, left: Tokens, chunks: list[Chunk], admitted: list[Seq], lookup: Lookup
@@ -274,6 +292,7 @@ class Replay:
         while self.waiting and left > 0 and slots > 0:
             seq = self.waiting[0]
             if seq.visible_at > visible:
+                self._is_stuck = False
                 break
             hit = lookup(seq)
             n = seq.target - hit.tokens
@@ -332,6 +351,8 @@ class Replay:
         `longest` that none becomes visible in.
         """
         if last.finals or last.admitted or self._lingering or longest < 1:
+            return None
+        if self.waiting and not self._is_stuck and self.waiting[0].visible_at <= self.clock:
             return None
         if len(self.decoding) != last.features.decodes or len(self.prefilling) > len(last.chunks):
             return None
@@ -394,21 +415,39 @@ class Replay:
         self.free -= more
         self.taken += more
 
-    def _preempt(self) -> Seq | None:
-        """Send the last running sequence back to the head of the queue, its blocks given back."""
-        running = [*self.prefilling, *self.decoding.values()]
+    def _preempt(self, *, has_grown: bool = False) -> Seq | None:
+        """Send the last running sequence back to the head of the queue, its blocks given back.
+
+        has_grown: the decoding ones have this step's block already. One that has ended counts as
+        running until its output is processed; it only gives its blocks back.
+        """
+        running = [*self.prefilling, *self.decoding.values(), *(seq for seq, _ in self._lingering)]
         if not running:
             return None
         if self.settings.policy == "priority":
             victim = max(running, key=lambda s: (s.priority, s.arrival))
         else:
             victim = max(running, key=lambda s: s.order)
-        generated = self.generated(victim)
+        self._preempted = True
+        generated, length = self.generated(victim), victim.computed + self.tick - victim.base
+        if has_grown and victim.id in self.decoding and length % self.settings.block_size == 0:
+            self.free += 1
+        if self._release_lingering(victim):
+            return victim
         self.drop(victim)
         again = victim.copy() if self.believes else victim
         again.generated, again.computed, again.blocks, again.shared = generated, 0, 0, 0
         self.waiting.appendleft(again)
+        self._order_waiting()
         return victim
+
+    def _release_lingering(self, only: Seq | None = None) -> bool:
+        """Give back the blocks of sequences that ended a step ago; False where there are none."""
+        released = [held for held in self._lingering if only is None or held[0] is only]
+        for held in released:
+            self.free += held[1]
+            self._lingering.remove(held)
+        return bool(released)
 
     # -- decoding and its ends -----------------------------------------------------------------
 
@@ -455,7 +494,7 @@ class Replay:
         while heap:
             tick, request = heap[0]
             seq = self.decoding.get(request)
-            if seq is not None and (believed is None or seq.due == tick):
+            if seq is not None and tick == (seq.last_tick if believed is None else seq.due):
                 return tick
             heappop(heap)
         return self.tick + (1 << 60)
@@ -475,7 +514,7 @@ class Replay:
         if self.believes:
             self.ended.append((seq, length))
         if self.settings.async_scheduling:
-            self._lingering.append(blocks)
+            self._lingering.append((seq, blocks))
         else:
             self.free += blocks
 
