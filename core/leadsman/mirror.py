@@ -274,7 +274,7 @@ class Mirror:
         if not replay.has_work:
             if not replay.waiting:
                 return None
-            replay.wake(max(replay.clock, replay.waiting[0].visible_at))
+            replay.wake()
             self._break(None)
         if replay.waiting:
             self._await_evidence()

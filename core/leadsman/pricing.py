@@ -40,7 +40,7 @@ def forecast(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) ->
         if not replay.has_work:
             if not replay.waiting:
                 return None
-            replay.wake(max(replay.clock, replay.waiting[0].visible_at))
+            replay.wake()
         started = replay.clock
         step = replay.step(lookup)
         if not step.features.steps and not step.admitted and not replay.has_work:
@@ -59,12 +59,10 @@ def forecast(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) ->
 def _skip(replay: Replay, step: Step, weights: StepWeights) -> None:
     """Repeat the step as long as nothing changes and nobody who arrives could be admitted."""
     longest = 1 << 40
-    if replay.waiting:
-        until_visible = replay.waiting[0].visible_at - replay.clock
-        if until_visible > 0:
-            longest = int(until_visible / (1.05 * weights.seconds(step.features) + 1e-9)) - 1
-        elif step.features.prefill == 0 and replay.slots_used < replay.settings.max_num_seqs:
-            longest = 0
+    arrival = replay.next_arrival
+    if arrival is not None:
+        until_visible = arrival - replay.clock
+        longest = int(until_visible / (1.05 * weights.seconds(step.features) + 1e-9)) - 1
     more = replay.skip(step, longest)
     if more is not None:
         replay.ran(more, replay.clock + weights.seconds(more.features))

@@ -194,9 +194,20 @@ class Replay:
         elif seq in self.waiting:
             self.waiting.remove(seq)
 
-    def wake(self, at: Seconds) -> None:
-        """Begin a busy stretch: the engine was idle until `at`, and holds nothing any more."""
-        self.clock, self._seen_until = at, None
+    @property
+    def next_arrival(self) -> Seconds | None:
+        """When the next request becomes visible that may be admitted then; None: none will."""
+        if self.settings.policy == "priority":
+            later = [seq.visible_at for seq in self.waiting if seq.visible_at > self.clock]
+            return min(later, default=None)
+        if self.waiting and self.waiting[0].visible_at > self.clock:
+            return self.waiting[0].visible_at
+        return None
+
+    def wake(self) -> None:
+        """Begin a busy stretch when somebody is there: the engine is idle, and holds nothing."""
+        arrival = None if self._head_of_queue(self.clock) else self.next_arrival
+        self.clock, self._seen_until = arrival or self.clock, None
         self._release_lingering()
 
     def ran(self, step: Step, until: Seconds) -> None:
@@ -285,13 +296,11 @@ class Replay:
     ) -> None:
         settings = self.settings
         threshold = self._threshold()
-        visible = self.clock
-        if settings.async_scheduling and self._seen_until is not None:
-            visible = self._seen_until
+        visible = self._visible()
         slots = settings.max_num_seqs - self.slots_used
-        while self.waiting and left > 0 and slots > 0:
-            seq = self.waiting[0]
-            if seq.visible_at > visible:
+        while left > 0 and slots > 0:
+            seq = self._head_of_queue(visible)
+            if seq is None:
                 self._is_stuck = False
                 break
             hit = lookup(seq)
@@ -302,13 +311,25 @@ class Replay:
                 seq, hit, min(n, left)
             ):
                 break
-            self.waiting.popleft()
+            self.waiting.remove(seq)
             seq = seq.copy() if self.believes else seq
             self._enter(seq, hit, min(n, left))
             chunks.append((seq, min(n, left)))
             admitted.append(seq)
             left -= min(n, left)
             slots -= 1
+
+    def _visible(self) -> Seconds:
+        """Give the time until which an arrival is seen by the next step."""
+        if self.settings.async_scheduling and self._seen_until is not None:
+            return self._seen_until
+        return self.clock
+
+    def _head_of_queue(self, visible: Seconds) -> Seq | None:
+        if self.settings.policy == "priority":
+            return next((seq for seq in self.waiting if seq.visible_at <= visible), None)
+        head = self.waiting[0] if self.waiting else None
+        return None if head is None or head.visible_at > visible else head
 
     def _may_enter(self, seq: Seq, hit: Hit, n: Tokens) -> bool:
         settings = self.settings
@@ -352,7 +373,7 @@ class Replay:
         """
         if last.finals or last.admitted or self._lingering or longest < 1:
             return None
-        if self.waiting and not self._is_stuck and self.waiting[0].visible_at <= self.clock:
+        if not self._is_stuck and self._head_of_queue(self.clock) is not None:
             return None
         if len(self.decoding) != last.features.decodes or len(self.prefilling) > len(last.chunks):
             return None
@@ -395,8 +416,12 @@ class Replay:
         return -(-tokens // self.settings.block_size)
 
     def _threshold(self) -> Tokens | None:
-        alone = len(self.prefilling) + len(self.decoding) + len(self.waiting) <= 1
-        return None if alone else self.settings.long_prefill_token_threshold
+        threshold = self.settings.long_prefill_token_threshold
+        if threshold is None:
+            return None
+        visible = self._visible()
+        present = self.slots_used + sum(seq.visible_at <= visible for seq in self.waiting)
+        return threshold if present > 1 else None
 
     def _growth(self, m: int) -> Blocks:
         """Blocks that the decoding sequences will need for their next `m` tokens."""
