@@ -63,7 +63,11 @@ class Seq:
         twin.expected, twin.generated, twin.id = self.expected, self.generated, self.id
         twin.keys, twin.kin, twin.limit = self.keys, self.kin, self.limit
         twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
-        twin.reads_cache, twin.shared, twin.visible_at = self.reads_cache, self.shared, self.visible_at
+        twin.reads_cache, twin.shared, twin.visible_at = (
+            self.reads_cache,
+            self.shared,
+            self.visible_at,
+        )
         return twin
 
     @property
@@ -334,7 +338,7 @@ class Replay:
     def _may_enter(self, seq: Seq, hit: Hit, n: Tokens) -> bool:
         settings = self.settings
         reach = seq.target if settings.reserve_full_isl else hit.tokens + n
-        spare = int(settings.watermark * settings.num_blocks) if self.slots_used else 0
+        spare = int(settings.watermark * (settings.num_blocks + 1)) if self.slots_used else 0
         return self._blocks(reach) - hit.pinned + spare <= self.free
 
     def _enter(self, seq: Seq, hit: Hit, n: Tokens) -> None:
