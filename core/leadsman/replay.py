@@ -12,8 +12,10 @@ A sequence holds its slot until its last step is processed; with async schedulin
 and an arrival is seen one step later, because step N+1 is scheduled before step N's output is in.
 
 What a sequence finds cached is asked at the moment of its admission, through `Lookup`.
-Ignored here: encoder budgets, LoRA slots, spec decode, connectors.
-Source: vLLM 0.32 v1/core/sched/scheduler.py, Scheduler.schedule and update_from_output.
+Ignored here: encoder budgets, LoRA slots, spec decode, connectors; the token that an asynchronous
+engine schedules in vain for a sequence that stops by itself; and whose blocks are shared: blocks
+that several running sequences hold count as those of the first, and are free when it ends.
+Source: vLLM 0.33 v1/core/sched/scheduler.py, Scheduler.schedule and update_from_output.
 """
 
 from collections import deque
@@ -108,14 +110,14 @@ class Replay:
     """One engine scheduler. `believes` says whether expected ends count, or only certain ones.
 
     `taken` counts the blocks that new tokens have been given, ever: by it a caller knows how far
-    eviction has come. A fork shares the sequences that it does not move; `entered` are those it did, and
-    `ended` those that left it since, in order, with their lengths.
+    eviction has come. A fork shares the sequences that it does not move; `entered` are those it
+    did, and `ended` those that left it since, in order, with their lengths.
     """
 
     __slots__ = (
-        "_expectations", "_is_stuck", "_limits", "_lingering", "_orders", "_preempted", "_seen_until",
-        "believes", "clock", "context", "decoding", "ended", "entered", "free", "phases", "prefilling", "settings", "taken", "tick",
-        "waiting",
+        "_expectations", "_is_stuck", "_limits", "_lingering", "_orders", "_preempted",
+        "_seen_until", "believes", "clock", "context", "decoding", "ended", "entered", "free",
+        "phases", "prefilling", "settings", "taken", "tick", "waiting",
     )  # fmt: skip
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -277,7 +279,7 @@ class Replay:
         return left
 
     def _make_room(self, seq: Seq, n: Tokens, chunks: list[Chunk]) -> Tokens:
-        """Preempt until `n` more tokens fit or `seq` itself is out; returns the tokens taken back."""
+        """Preempt until `n` more tokens fit or `seq` is out itself; returns tokens taken back."""
         more, taken_back = self._blocks(seq.computed + n) - seq.blocks, 0
         while self.free < more and seq in self.prefilling:
             decodes = len(self.decoding)
