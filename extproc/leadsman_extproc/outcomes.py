@@ -2,7 +2,7 @@
 
 The request path appends to a bounded queue (a full one drops, and counts the drop); a thread of
 its own writes `decisions.jsonl` and `outcomes.jsonl` a few times a second, and lets the event
-loop run after every line. Neither file holds a word of a prompt.
+loop run after every few lines. Neither file holds a word of a prompt.
 
 A grant that is over is `Served`: the predicted time to first token beside the real one, and
 the credited cache beside the reused one. Times are seconds on the picker's own clock.
@@ -27,6 +27,8 @@ from leadsman_extproc.metrics import Counts
 
 FLUSH_EVERY: Final[Seconds] = 0.25
 CAPACITY: Final = 50_000
+BATCH: Final = 16
+"""Lines written before the event loop may go on: 0.3 ms. Every hand-over costs some 20 us."""
 Row: TypeAlias = Mapping[str, object]
 
 
@@ -175,11 +177,11 @@ class Outcomes:
             last_round = False
             while not last_round:
                 last_round = self._stop.wait(FLUSH_EVERY)
-                while self._decided:
-                    decisions.write(encode(self._decided.popleft().row()) + b"\n")
-                    time.sleep(0)
-                while self._ended:
-                    outcomes.write(encode(served(self._ended.popleft())) + b"\n")
+                while self._decided or self._ended:
+                    for _ in range(min(BATCH, len(self._decided))):
+                        decisions.write(encode(self._decided.popleft().row()) + b"\n")
+                    for _ in range(min(BATCH, len(self._ended))):
+                        outcomes.write(encode(served(self._ended.popleft())) + b"\n")
                     time.sleep(0)
                 decisions.flush()
                 outcomes.flush()

@@ -1,11 +1,13 @@
-"""The least that an ext_proc server in Python can do: a constant for each message.
+"""The least that an ext_proc server in Python can do: let every message pass.
 
-grpc.aio on uvloop, bytes in and out, nothing parsed but the number of the field that says which
-message it is. Made for a BUFFERED request and a STREAMED response, where an empty answer lets a
-body pass. Prints one JSON line with its port when it serves.
+grpc.aio on uvloop, bytes in and out, nothing parsed but which message it is. An empty answer lets
+headers pass, and bodies too, but for full duplex: there a body must be given back, and is, as the
+bytes that it came in (the two messages that hold it have the same fields).
+Prints one JSON line with its port when it serves; the argument is the profile.
 """
 
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -18,19 +20,55 @@ _ANSWERS: Final = {
     0x1A: b"\x12\x00",  # response_headers
     0x22: b"\x1a\x00",  # request_body
     0x2A: b"\x22\x00",  # response_body
+    0x32: b"\x2a\x00",  # request_trailers
+    0x3A: b"\x32\x00",  # response_trailers
 }
+_BODIES: Final = {0x22: 0x1A, 0x2A: 0x22}
 
 
-async def process(messages: AsyncIterator[bytes], context: Any) -> None:
-    """Answer every message of a stream."""
+async def pass_all(messages: AsyncIterator[bytes], context: Any) -> None:
+    """Answer every message of a stream with its empty answer."""
     async for raw in messages:
         await context.write(_ANSWERS[raw[0]])
 
 
-async def serve() -> None:
+async def give_back(messages: AsyncIterator[bytes], context: Any) -> None:
+    """Answer every message of a full duplex stream."""
+    async for raw in messages:
+        tag = raw[0]
+        await context.write(_back(raw, _BODIES[tag]) if tag in _BODIES else _ANSWERS[tag])
+
+
+def _back(raw: bytes, tag: int) -> bytes:
+    """Wrap a body as response { body_mutation { streamed_response } }."""
+    length = shift = 0
+    at = 1
+    while True:
+        byte = raw[at]
+        length |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            break
+    wrapped = raw[at : at + length]
+    for outer in (0x1A, 0x1A, 0x0A, tag):
+        wrapped = bytes((outer,)) + _varint(len(wrapped)) + wrapped
+    return wrapped
+
+
+def _varint(number: int) -> bytes:
+    written = bytearray()
+    while number >= 0x80:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+async def serve(profile: str) -> None:
     """Serve on a free port until killed."""
     limits = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
     server = grpc.aio.server(options=limits)
+    process = give_back if profile == "duplex" else pass_all
     handler: Any = grpc.stream_stream_rpc_method_handler(process)
     name = "envoy.service.ext_proc.v3.ExternalProcessor"
     server.add_generic_rpc_handlers(
@@ -43,4 +81,4 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve())
+    uvloop.run(serve(sys.argv[1]))

@@ -2,9 +2,10 @@
 
 The question: how much of a no-op's request rate is left, and how much latency is added, once each
 request is read, tokenized exactly, priced on four workers, reserved, routed and its outcome kept.
-A real Envoy with one worker in front of engines that answer at once; the profile is the one for
-gateways whose configuration is ours (request BUFFERED, response STREAMED). Two kinds of chats: of
-2 KB, and conversations of 220 KB; in both only the last message is new.
+A real Envoy with one worker in front of engines that answer at once, both bodies in full duplex as
+all gateways of the Gateway API have them; one figure is of the profile where Envoy's configuration
+is ours. Two kinds of chats: of 2 KB, and conversations of 220 KB; in both only the last message is
+new.
 
 Rates are with 16 clients, latency with one, as what it adds to the same Envoy without a picker.
 The three take turns, so that what else the machine does hits all alike; figures are medians. All
@@ -24,7 +25,7 @@ from typing import Any, Final
 from leadsman.units import Seconds
 
 from leadsman_bench.envoy import running_envoy
-from leadsman_bench.envoy_config import EnvoyConfig
+from leadsman_bench.envoy_config import EnvoyConfig, Profile
 from leadsman_bench.micro import _load
 from leadsman_bench.micro._upstream import MODEL
 from leadsman_bench.micro.conversation import DIRECTORY, TEMPLATE
@@ -33,33 +34,41 @@ from leadsman_bench.processes import Children, children
 ROUNDS: Final = 5
 CLIENTS: Final = 16
 ENGINES: Final = 4
-SECONDS: Final[Seconds] = 2.0
+SECONDS: Final[Seconds] = 1.5
 CONVERSATIONS: Final = 8
 SHORT: Final = 2_000
 LONG: Final = 220_000
 
 
 def measure() -> dict[str, float]:
-    """Measure the ratios; takes some 90 seconds."""
+    """Measure the ratios; takes some 110 seconds."""
     short, long = _bodies(SHORT), _bodies(LONG)
-    with _running() as urls:
-        noop, ours = urls["noop"], urls["ours"]
-        short_rates = _in_turn({"noop": noop, "ours": ours}, short, CLIENTS)
-        waits = _in_turn(urls, short, 1)
-        long_rates = _in_turn({"noop": noop, "ours": ours}, long, CLIENTS)
-    rates, longs = _rates(short_rates), _rates(long_rates)
-    p50 = {name: median(load.p50 for load in loads) for name, loads in waits.items()}
+    with _running("duplex") as urls:
+        pickers = {"noop": urls["noop"], "ours": urls["ours"]}
+        rates = _rates(_in_turn(pickers, short, CLIENTS))
+        longs = _rates(_in_turn(pickers, long, CLIENTS))
+        p50 = _p50(_in_turn(urls, short, 1))
+    with _running("buffered") as urls:
+        pickers = {"noop": urls["noop"], "ours": urls["ours"]}
+        buffered = _rates(_in_turn(pickers, short, CLIENTS))
     return {
         "extproc_rps_vs_noop": rates["ours"] / rates["noop"],
         "extproc_p50_vs_noop": (p50["ours"] - p50["none"]) / (p50["noop"] - p50["none"]),
         "extproc_220k_rps_vs_noop": longs["ours"] / longs["noop"],
+        "extproc_buffered_rps_vs_noop": buffered["ours"] / buffered["noop"],
         "extproc_rps": rates["ours"],
         "extproc_noop_rps": rates["noop"],
         "extproc_p50_added_s": p50["ours"] - p50["none"],
         "extproc_noop_p50_added_s": p50["noop"] - p50["none"],
         "extproc_220k_rps": longs["ours"],
         "extproc_220k_noop_rps": longs["noop"],
+        "extproc_buffered_rps": buffered["ours"],
+        "extproc_buffered_noop_rps": buffered["noop"],
     }
+
+
+def _p50(loads: dict[str, list[_load.Load]]) -> dict[str, Seconds]:
+    return {name: median(load.p50 for load in of_one) for name, of_one in loads.items()}
 
 
 def _rates(loads: dict[str, list[_load.Load]]) -> dict[str, float]:
@@ -102,14 +111,14 @@ def _conversation(rng: random.Random, words: list[str], size: int) -> bytes:
 
 
 @contextmanager
-def _running() -> Iterator[dict[str, str]]:
+def _running(profile: Profile) -> Iterator[dict[str, str]]:
     """Run engines, both pickers and an Envoy for each; yields the URLs by name."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leadsman-micro-")))
         held = stack.enter_context(children(folder))
         held.start("engines", _module("_upstream", str(ENGINES)))
         ports = _told(held, folder, "engines")["ports"]
-        held.start("noop", _module("_noop"))
+        held.start("noop", _module("_noop", profile))
         (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
         held.start("ours", leadsman("serve", "--config", str(folder / "fleet.yaml")))
         pickers = {
@@ -121,7 +130,12 @@ def _running() -> Iterator[dict[str, str]]:
         yield {
             name: stack.enter_context(
                 running_envoy(
-                    EnvoyConfig(engines=engines, picker=picker, logs_access=name == "ours")
+                    EnvoyConfig(
+                        engines=engines,
+                        picker=picker,
+                        profile=profile,
+                        logs_access=name == "ours" and profile == "buffered",
+                    )
                 )
             ).url
             for name, picker in pickers.items()
