@@ -3,6 +3,10 @@
 import asyncio
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("leadsman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("leadsman")
 
 
 @pytest.fixture(scope="session", autouse=True)

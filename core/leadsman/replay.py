@@ -115,9 +115,9 @@ class Replay:
     """
 
     __slots__ = (
-        "_expectations", "_is_stuck", "_limits", "_lingering", "_orders", "_preempted",
-        "_seen_until", "believes", "clock", "context", "decoding", "ended", "entered", "free",
-        "phases", "prefilling", "settings", "taken", "tick", "waiting",
+        "_cut", "_expectations", "_is_full", "_limits", "_lingering", "_orders", "_preempted",
+        "_refused", "_seen_until", "believes", "clock", "context", "decoding", "ended", "entered",
+        "free", "phases", "prefilling", "settings", "taken", "tick", "waiting",
     )  # fmt: skip
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -137,7 +137,9 @@ class Replay:
         self._limits: list[tuple[int, RequestId]] = []
         self._expectations: list[tuple[int, RequestId]] = []
         self._lingering: list[tuple[Seq, Blocks]] = []
-        self._is_stuck = self._preempted = False
+        self._is_full = self._preempted = False
+        self._refused: Seq | None = None
+        self._cut: Tokens | None = None
         self._orders = 0
         self._seen_until: Seconds | None = None
 
@@ -157,7 +159,8 @@ class Replay:
         twin.phases = self.phases.copy()
         twin._lingering = self._lingering.copy()
         twin._orders, twin._seen_until = self._orders, self._seen_until
-        twin._is_stuck = twin._preempted = False
+        twin._is_full = twin._preempted = False
+        twin._refused, twin._cut = None, None
         return twin
 
     @property
@@ -245,11 +248,14 @@ class Replay:
         """
         chunks: list[Chunk] = []
         self._preempted = False
+        self._cut = self._threshold(self._visible())
         left = self._schedule_running(chunks)
         decodes, context = len(self.decoding), self.context
         admitted: list[Seq] = []
-        self._is_stuck = not (self._preempted or self._lingering)
-        if left > 0 and not self._preempted:
+        self._refused, self._is_full = None, left <= 0
+        if self._preempted:
+            self._is_full = False
+        elif left > 0:
             self._admit(left, chunks, admitted, lookup)
         self._release_lingering()
         prefill, attention = 0, 0.0
@@ -264,7 +270,7 @@ class Replay:
     def _schedule_running(self, chunks: list[Chunk]) -> Tokens:
         self._grow_decoding()
         left = self.settings.max_num_batched_tokens - len(self.decoding)
-        threshold = self._threshold()
+        threshold = self._cut
         for seq in self.prefilling.copy():
             n = min(seq.target - seq.computed, left)
             if threshold is not None:
@@ -301,14 +307,13 @@ class Replay:
         self, left: Tokens, chunks: list[Chunk], admitted: list[Seq], lookup: Lookup
     ) -> None:
         settings = self.settings
-        threshold = self._threshold()
+        threshold = self._cut
         visible = self._visible()
         slots = settings.max_num_seqs - self.slots_used
         while left > 0 and slots > 0:
             seq = self._head_of_queue(visible)
             if seq is None:
-                self._is_stuck = False
-                break
+                return
             hit = lookup(seq)
             n = seq.target - hit.tokens
             if threshold is not None:
@@ -316,7 +321,8 @@ class Replay:
             if (n > left and not settings.enable_chunked_prefill) or not self._may_enter(
                 seq, hit, min(n, left)
             ):
-                break
+                self._refused = None if self._lingering else seq
+                return
             self.waiting.remove(seq)
             seq = seq.copy() if self.believes else seq
             self._enter(seq, hit, min(n, left))
@@ -324,6 +330,7 @@ class Replay:
             admitted.append(seq)
             left -= min(n, left)
             slots -= 1
+        self._is_full = left <= 0 or not self._lingering
 
     def _visible(self) -> Seconds:
         """Give the time until which an arrival is seen by the next step."""
@@ -379,7 +386,10 @@ class Replay:
         """
         if last.finals or last.admitted or self._lingering or longest < 1:
             return None
-        if not self._is_stuck and self._head_of_queue(self.clock) is not None:
+        if self._cut != self._threshold(self.clock):
+            return None
+        head = None if self._is_full else self._head_of_queue(self.clock)
+        if head is not None and head is not self._refused:
             return None
         if len(self.decoding) != last.features.decodes or len(self.prefilling) > len(last.chunks):
             return None
@@ -421,11 +431,11 @@ class Replay:
     def _blocks(self, tokens: Tokens) -> Blocks:
         return -(-tokens // self.settings.block_size)
 
-    def _threshold(self) -> Tokens | None:
+    def _threshold(self, visible: Seconds) -> Tokens | None:
+        """Give the most that one prompt gets of a step, where more than one request is there."""
         threshold = self.settings.long_prefill_token_threshold
         if threshold is None:
             return None
-        visible = self._visible()
         present = self.slots_used + sum(seq.visible_at <= visible for seq in self.waiting)
         return threshold if present > 1 else None
 
