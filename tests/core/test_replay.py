@@ -28,7 +28,7 @@ def engines(draw, **fixed):
         "long_prefill_token_threshold": draw(st.sampled_from([None, 3, 6])),
         "async_scheduling": draw(st.booleans()),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
-        "watermark": draw(st.sampled_from([0.0, 0.1])),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.3])),
         "reserve_full_isl": draw(st.booleans()),
     }
     return engine(**drawn | fixed)
@@ -333,3 +333,30 @@ def test_an_urgent_request_on_its_way_does_not_hold_up_those_that_are_there():
     step = one_step(replay, lambda _: Hit(0, 0))
 
     assert [seq.id for seq in step.admitted] == ["patient"]
+
+
+def test_a_preempted_request_gives_back_the_block_that_it_was_given_in_the_same_step():
+    settings = engine(
+        policy="priority", max_num_batched_tokens=4, num_blocks=6, reserve_full_isl=False
+    )
+    patient = NaiveRequest(id="patient", prompt=range(4), output=9, priority=2)
+    urgent = NaiveRequest(id="urgent", prompt=range(16), output=2, visible_at=1.0)
+    replay = replay_of(settings, [patient, urgent])
+
+    run_until(replay, lambda r: r.tick == 6)
+
+    assert [seq.id for seq in replay.waiting] == ["patient"]
+    assert replay.free == 6 - 4
+
+
+def test_the_watermark_is_a_share_of_all_blocks_the_null_block_too():
+    requests = [NaiveRequest(id=name, prompt=range(16), output=4) for name in "ab"]
+    admitted = {}
+
+    for blocks in (9, 10):
+        replay = replay_of(engine(num_blocks=blocks, watermark=0.1), requests)
+        one_step(replay, lambda _: Hit(0, 0))
+        one_step(replay, lambda _: Hit(0, 0))
+        admitted[blocks] = len(replay.decoding) + len(replay.prefilling)
+
+    assert admitted == {9: 1, 10: 2}
