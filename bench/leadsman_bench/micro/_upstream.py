@@ -7,9 +7,13 @@ Prints one JSON line with the ports when it serves.
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
+from functools import partial
 from typing import Final, cast
 
 import uvloop
+from leadsman_engines.simulated.publish import EventPublisher
+from leadsman_engines.simulated.reports import event_source
 
 MODEL: Final = "deepseek"
 _METRICS: Final = "".join(
@@ -25,6 +29,12 @@ _METRICS: Final = "".join(
     'vllm:cache_config_info{block_size="64",enable_prefix_caching="True",'
     'num_gpu_blocks="100001",engine="0"} 1.0\n'
 )
+_HISTOGRAMS: Final = "".join(
+    f'vllm:{name}_seconds_bucket{{engine="0",le="{edge}",model_name="{MODEL}"}} 0.0\n'
+    for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "queue")
+    for edge in (0.001 * 1.1**power for power in range(100))
+)
+"""A real engine's page is of some 400 lines, most of them buckets."""
 _ANSWER: Final = {
     "id": "c",
     "object": "chat.completion",
@@ -43,7 +53,7 @@ def _page(body: str, kind: str = "application/json", status: str = "200 OK") -> 
 
 
 _PAGES: Final = {
-    b"/metrics": _page(_METRICS, "text/plain; version=0.0.4"),
+    b"/metrics": _page(_METRICS + _HISTOGRAMS, "text/plain; version=0.0.4"),
     b"/version": _page('{"version": "0.33.0"}'),
     b"/health": _page(""),
     b"/v1/models": _page(json.dumps({"data": [{"id": MODEL, "max_model_len": 1 << 20}]})),
@@ -55,7 +65,8 @@ _NOT_FOUND: Final = _page("{}", status="404 Not Found")
 class Engine(asyncio.Protocol):
     """One connection: reads a request, whether of a stated length or in chunks, and answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, pages: Mapping[bytes, bytes]) -> None:
+        self._pages = pages
         self._read = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -70,7 +81,7 @@ class Engine(asyncio.Protocol):
             return
         path = bytes(self._read[: self._read.find(b"\r\n")]).split(b" ")[1].partition(b"?")[0]
         self._read.clear()
-        self._transport.write(_PAGES.get(path, _NOT_FOUND))
+        self._transport.write(self._pages.get(path, _NOT_FOUND))
 
     def _is_whole(self, head: bytes, body: int) -> bool:
         if b"chunked" in head:
@@ -80,14 +91,20 @@ class Engine(asyncio.Protocol):
         return len(self._read) >= body + length
 
 
-async def serve(count: int) -> None:
-    """Serve on `count` free ports until killed."""
+async def serve(count: int, *, with_events: bool) -> None:
+    """Serve on `count` free ports until killed; each publishes cache events where asked to."""
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(Engine, "127.0.0.1", 0) for _ in range(count)]
-    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    ports = []
+    for _ in range(count):
+        pages = dict(_PAGES)
+        if with_events:
+            source = event_source(EventPublisher("127.0.0.1"))
+            pages[b"/kv_event_sources"] = _page(json.dumps({"0": source}))
+        server = await loop.create_server(partial(Engine, pages), "127.0.0.1", 0)
+        ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps({"ports": ports}), flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), with_events="events" in sys.argv[2:]))

@@ -116,15 +116,15 @@ def _running(profile: Profile) -> Iterator[dict[str, str]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leadsman-micro-")))
         held = stack.enter_context(children(folder))
-        held.start("engines", _module("_upstream", str(ENGINES)))
-        ports = _told(held, folder, "engines")["ports"]
-        held.start("noop", _module("_noop", profile))
+        held.start("engines", module("_upstream", str(ENGINES)))
+        ports = told(held, folder, "engines")["ports"]
+        held.start("noop", module("_noop", profile))
         (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
         held.start("ours", leadsman("serve", "--config", str(folder / "fleet.yaml")))
         pickers = {
             "none": None,
-            "noop": f"127.0.0.1:{_told(held, folder, 'noop')['port']}",
-            "ours": f"127.0.0.1:{_told(held, folder, 'ours')['port']}",
+            "noop": f"127.0.0.1:{told(held, folder, 'noop')['port']}",
+            "ours": f"127.0.0.1:{told(held, folder, 'ours')['port']}",
         }
         engines = [f"127.0.0.1:{port}" for port in ports]
         yield {
@@ -143,14 +143,11 @@ def _running(profile: Profile) -> Iterator[dict[str, str]]:
 
 
 def fleet_file(ports: list[int], folder: Path) -> str:
-    """Write the file of a fleet whose engines are stubs: no events, settings stated."""
+    """Write the file of a fleet whose engines are stubs that tell no scheduler settings."""
     (folder / "template.jinja").write_text(TEMPLATE)
     engine = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
     told: dict[str, Any] = {
-        "endpoints": [
-            {"url": f"http://127.0.0.1:{port}", "kv_events": "off", "profile": engine}
-            for port in ports
-        ],
+        "endpoints": [{"url": f"http://127.0.0.1:{port}", "profile": engine} for port in ports],
         "models": [
             {
                 "name": MODEL,
@@ -163,7 +160,8 @@ def fleet_file(ports: list[int], folder: Path) -> str:
     return json.dumps(told)
 
 
-def _module(name: str, *arguments: str) -> list[str]:
+def module(name: str, *arguments: str) -> list[str]:
+    """Name the command that runs a module of these benchmarks."""
     return [sys.executable, "-m", f"leadsman_bench.micro.{name}", *arguments]
 
 
@@ -172,7 +170,7 @@ def leadsman(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("leadsman")), *arguments]
 
 
-def _told(held: Children, folder: Path, name: str) -> dict[str, Any]:
+def told(held: Children, folder: Path, name: str) -> dict[str, Any]:
     """Wait for the JSON line in which a child says where it serves."""
 
     def find() -> dict[str, Any] | None:

@@ -1,0 +1,48 @@
+"""What a picker costs that has nothing to do: 64 endpoints are polled, and listened to.
+
+The question: the share of one core that `leadsman serve` takes, collectors included, once it knows
+64 idle engines, each with its pages and a socket of cache events. An idle engine is asked for its
+load every two seconds and for its health every five; its socket is silent.
+"""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from leadsman.units import Seconds
+
+from leadsman_bench.micro.extproc import fleet_file, leadsman, module, told
+from leadsman_bench.processes import children
+
+ENDPOINTS: Final = 64
+SETTLE: Final[Seconds] = 8.0
+WINDOW: Final[Seconds] = 20.0
+
+
+def measure() -> dict[str, float]:
+    """Measure the share; takes half a minute."""
+    with (
+        tempfile.TemporaryDirectory(prefix="leadsman-micro-") as name,
+        children(Path(name)) as held,
+    ):
+        folder = Path(name)
+        held.start("engines", module("_upstream", str(ENDPOINTS), "events"))
+        ports = told(held, folder, "engines")["ports"]
+        (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
+        held.start("picker", leadsman("serve", "--config", str(folder / "fleet.yaml")))
+        told(held, folder, "picker")
+        picker = held.pids()[-1]
+        time.sleep(SETTLE)
+        before, began = _cpu(picker), time.monotonic()
+        time.sleep(WINDOW)
+        share = (_cpu(picker) - before) / (time.monotonic() - began)
+    return {f"idle_cpu_{ENDPOINTS}_endpoints": share}
+
+
+def _cpu(pid: int) -> Seconds:
+    """Read the CPU time that a process has taken, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
