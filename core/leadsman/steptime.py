@@ -43,6 +43,10 @@ DRIFT_NOISE = 0.05
 CREDULOUS = 20
 """So many windows are taken as they come where the prior is a guess."""
 
+LEAST_SHARE = 0.02
+"""A prior weight that explains a smaller share of the time is held as loosely as one of this share:
+else a guess that is a hundred times too small would hold against any number of steps."""
+
 REJECTS_TO_YIELD = 40
 """So many implausible samples in a row mean that the weights are wrong, not the samples."""
 
@@ -100,6 +104,7 @@ class StepLearner:
     _fit: npt.NDArray[np.float64] = field(init=False)
     _gram: npt.NDArray[np.float64] = field(init=False)
     _moment: npt.NDArray[np.float64] = field(init=False)
+    _seen: float = field(init=False)
     _drift_actual: float = field(default=0.0, init=False)
     _drift_predicted: float = field(default=0.0, init=False)
     _pending: npt.NDArray[np.float64] = field(init=False)
@@ -115,7 +120,7 @@ class StepLearner:
         self._fit = np.array(prior, dtype=np.float64)
         self._gram = np.zeros((6, 6))
         self._moment = np.zeros(6)
-        self._drift_actual = self._drift_predicted = 0.0
+        self._seen = self._drift_actual = self._drift_predicted = 0.0
         self._pending = np.zeros(6)
         self._pending_seconds = 0.0
         self._rejects = self.windows = self.prefill_windows = 0
@@ -148,6 +153,7 @@ class StepLearner:
         self.prefill_windows += int(x[1] > 0)
         # Relative to the prediction: by its own y a slow outlier would weigh less than a fast one.
         weight = 1.0 / max(predicted, 0.5 * y) ** 2
+        self._seen = FORGET * self._seen + 1.0
         self._gram = FORGET * self._gram + weight * np.outer(x, x)
         self._moment = FORGET * self._moment + weight * y * x
         self._fit = self._solve()
@@ -176,7 +182,8 @@ class StepLearner:
     def _solve(self) -> npt.NDArray[np.float64]:
         """Non-negative ridge regression by coordinate descent on the 6 × 6 normal equations."""
         prior = np.array(self.prior)
-        pull = np.where(prior > 0, self.trust / np.maximum(prior, 1e-30) ** 2, 1e-9)
+        whole = np.sqrt(self._seen / np.maximum(np.diag(self._gram), 1e-30))
+        pull = np.where(prior > 0, self.trust / np.maximum(prior, LEAST_SHARE * whole) ** 2, 1e-9)
         gram = self._gram + np.diag(pull)
         target = self._moment + pull * prior
         fit = self._fit.copy()
