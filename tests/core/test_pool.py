@@ -1,0 +1,134 @@
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from leadsman.pool import Pool
+
+KEYS = range(12)
+some_keys = st.lists(st.sampled_from(KEYS), max_size=6, unique=True)
+
+
+class PoolBesideAList(RuleBasedStateMachine):
+    """A pool, and the free queue as a literal list, head first."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = Pool()
+        self.queue, self.held = [], []
+
+    def _holds(self, key):
+        return any(key in keys for keys in self.held)
+
+    @rule(keys=some_keys)
+    def pin(self, keys):
+        self.pool.pin(keys)
+        self.held.append(keys)
+        self.queue = [key for key in self.queue if key not in keys]
+
+    @precondition(lambda self: self.held)
+    @rule(which=st.integers(0, 100))
+    def unpin(self, which):
+        keys = self.held.pop(which % len(self.held))
+        self.pool.unpin(keys)
+        self.queue += [key for key in reversed(keys) if not self._holds(key)]
+
+    @rule(keys=some_keys)
+    def keep(self, keys):
+        self.pool.keep(keys)
+        for key in keys:
+            if not self._holds(key):
+                self.queue = [one for one in self.queue if one != key] + [key]
+
+    @rule(keys=some_keys)
+    def remove(self, keys):
+        self.pool.remove(keys)
+        self.queue = [key for key in self.queue if key not in keys]
+
+    @rule(lost=st.integers(0, 5))
+    def evict(self, lost):
+        self.pool.evict(lost)
+        del self.queue[:lost]
+
+    @rule()
+    def clear(self):
+        self.pool.clear()
+        self.queue, self.held = [], []
+
+    @rule(lost=st.integers(0, 14), touched=some_keys)
+    def a_cutoff_parts_what_is_lost_from_what_stays(self, lost, touched):
+        taken = [key for key in self.queue if key in touched]
+        untouched = [key for key in self.queue if key not in touched]
+
+        cutoff = self.pool.cutoff(lost, sorted(self.pool.free[key] for key in taken))
+
+        stay = [key for key in untouched if self.pool.free[key] >= cutoff]
+        assert stay == untouched[lost:]
+
+    @invariant()
+    def both_hold_the_same_in_the_same_order(self):
+        self.pool.check()
+        assert list(self.pool.free) == self.queue
+        assert self.pool.pins.keys() == {key for keys in self.held for key in keys}
+        assert len(self.pool) == len([key for key in KEYS if key in self.pool])
+
+
+TestPoolBesideAList = PoolBesideAList.TestCase
+
+
+@given(
+    pinned=st.integers(0, 8),
+    free=st.integers(0, 8),
+    most=st.integers(0, 20),
+    lost=st.integers(0, 8),
+)
+def test_depth_is_how_far_a_prefix_is_there_and_outlives_the_cutoff(pinned, free, most, lost):
+    keys = list(range(20))
+    pool = Pool()
+    pool.pin(keys[: pinned + free])
+    pool.pin(keys[:pinned])
+    pool.unpin(keys[: pinned + free])
+
+    depth = pool.depth(keys, most, pool.cutoff(lost))
+
+    assert depth == min(most, pinned + max(0, free - lost))
+    assert pool.pinned(keys, most) == min(most, pinned)
+
+
+def test_a_prefix_is_lost_from_its_deepest_block_on():
+    pool = Pool()
+    pool.pin([1, 2, 3])
+    pool.unpin([1, 2, 3])
+
+    pool.evict(1)
+
+    assert pool.depth([1, 2, 3], 3) == 2
+
+
+def test_what_was_used_last_is_lost_last():
+    pool = Pool()
+    for keys in ([1, 2], [11, 12], [1, 2]):
+        pool.pin(keys)
+        pool.unpin(keys)
+
+    pool.evict(2)
+
+    assert pool.depth([1, 2], 2) == 2
+    assert pool.depth([11, 12], 2) == 0
+
+
+def test_a_block_that_runs_is_not_lost_when_another_copy_is_removed():
+    pool = Pool()
+    pool.pin([1, 2])
+
+    pool.remove([1, 2])
+
+    assert pool.depth([1, 2], 2) == 2
+
+
+def test_after_clear_the_end_of_a_request_frees_nothing_that_can_be_found():
+    pool = Pool()
+    pool.pin([1, 2])
+    pool.clear()
+
+    pool.unpin([1, 2])
+
+    assert len(pool) == 0
