@@ -6,7 +6,7 @@ and client at once; which pieces prompts share is exactly the trace's. Capacity 
 each engine's stepping core works off a backlog of the trace in virtual time.
 
 Load comes in two phases, 0.7 then 1.5 times capacity, in the trace's own order with its own
-bunching. Of the requests, 60 % bound their queue wait; half name max_tokens, more than they use.
+bunching. Of the requests, 70 % bound their queue wait; half name max_tokens, more than they use.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,8 @@ price a request alike. Traffic is the conversation model's. Load swings between 
 the fleet's measured capacity in half-hour waves, starting low. Every few minutes something happens
 to one worker: it restarts, comes back with other settings, or becomes slower for a while.
 
-Of the requests, 60 % bound their queue wait, as an interactive caller does; half name max_tokens,
-rounded up as people do. These shares are choices, the trace does not hold them.
+Of the requests, 70 % bound their queue wait by 5 to 30 s, as interactive callers do; half name
+max_tokens, rounded up as people do. These shares are choices, the trace does not hold them.
 """
 
 import math
@@ -28,8 +28,8 @@ MODEL = "conversation"
 LOWEST_LOAD, HIGHEST_LOAD = 0.3, 1.5
 WAVE: Seconds = 1800.0
 MEAN_LOAD = (LOWEST_LOAD + HIGHEST_LOAD) / 2
-BOUNDS: tuple[Seconds, ...] = (5, 5, 10, 10, 20, 30, 60)
-BOUNDED_SHARE = 0.6
+BOUNDS: tuple[Seconds, ...] = (5, 5, 5, 10, 10, 20, 30)
+BOUNDED_SHARE = 0.7
 CAPPED_SHARE = 0.5
 CAPS: tuple[Tokens, ...] = (256, 512, 1024, 2048, 4096)
 INCIDENT_EVERY: Seconds = 120.0

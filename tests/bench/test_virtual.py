@@ -29,6 +29,7 @@ from leadsman_bench.scenario import (
 )
 from leadsman_bench.traces import scaled
 from leadsman_bench.virtual import VirtualFleet
+from leadsman_engines.simulated.hardware import Hardware
 
 
 class Watching(LeastLoaded):
@@ -230,10 +231,18 @@ def test_sixteen_workers_differ_and_report_what_they_run():
     assert all(reconfigured(spec.settings, Random(1)) != spec.settings for spec in specs)
 
 
-def test_a_worker_of_twice_the_slots_has_no_less_capacity():
-    narrow = workers()[2]
-    wide = replace(narrow, settings=changed(narrow.settings, max_num_seqs=256))
+def test_an_engine_of_half_the_speed_has_half_the_capacity():
+    spec = workers()[7]
+    device = spec.hardware.device
+    slow = replace(
+        device,
+        flops=device.flops / 2,
+        bandwidth=device.bandwidth / 2,
+        step_overhead=device.step_overhead * 2,
+        sequence_overhead=device.sequence_overhead * 2,
+    )
+    halved = replace(spec, hardware=Hardware(spec.hardware.model, slow))
 
-    found = capacity([narrow, wide], bundled_model(), seed=1)
+    whole, half = (capacity([one], bundled_model(), seed=1)[0] for one in (spec, halved))
 
-    assert 0 < found[0] <= found[1] * 1.02
+    assert half == pytest.approx(whole / 2, rel=0.1)
