@@ -26,6 +26,10 @@ from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 OVERDUE: Seconds = 0.25
 """A step that should have been seen is waited for so long, or three times its length."""
 
+SHORTEST: Seconds = 1e-3
+"""No step is shorter: before its decode steps are learned, a worker's weights say that they cost
+nothing, and the clock would commit them without end."""
+
 WITNESSES = 2
 """Streams a worker that are read chunk by chunk: as good as reading all, one is not enough."""
 
@@ -110,9 +114,10 @@ class Mirror:
         delay = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * granted.prompt_tokens
         seq = Seq(granted.request, granted.prompt_tokens, granted.at + delay)
         seq.keys = granted.keys.tolist()
-        seq.limit, seq.expected = granted.max_tokens, max(1, expected)
+        seq.limit = max(1, self.settings.max_model_len - granted.prompt_tokens)
         if granted.max_tokens is not None:
-            seq.expected = min(seq.expected, granted.max_tokens)
+            seq.limit = min(seq.limit, granted.max_tokens)
+        seq.expected = min(max(1, expected), seq.limit)
         seq.priority, seq.reads_cache = granted.priority, granted.reads_cache
         seq.arrival = self._arrivals + 1
         seq.kin = self._kin(seq)
@@ -285,7 +290,7 @@ class Mirror:
             return None
         for seq in step.admitted:
             self._hold(seq, seq.keys[: (seq.cached or 0) // self.settings.block_size])
-        self._last_seconds = self.learner.weights.seconds(step.features)
+        self._last_seconds = max(self.learner.weights.seconds(step.features), SHORTEST)
         replay.ran(step, replay.clock + self._last_seconds)
         self._unsettled.append((step.features, self._last_seconds))
         return step
