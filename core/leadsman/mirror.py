@@ -276,7 +276,8 @@ class Mirror:
 
     def _commit(self) -> Step | None:
         replay = self.replay
-        if not replay.has_work:
+        is_idle = not replay.has_work
+        if is_idle:
             if not replay.waiting:
                 return None
             replay.wake()
@@ -287,7 +288,7 @@ class Mirror:
                 replay.free = self.free_blocks() - replay.lingering
         step = replay.step(self.lookup)
         if not step.features.steps:
-            return None
+            return None if is_idle else self._commit()
         for seq in step.admitted:
             self._hold(seq, seq.keys[: (seq.cached or 0) // self.settings.block_size])
         self._last_seconds = max(self.learner.weights.seconds(step.features), SHORTEST)

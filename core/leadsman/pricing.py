@@ -37,13 +37,14 @@ def forecast(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) ->
     replay.add(target)
     scheduled_at, found = None, target
     for _ in range(MOST_STEPS):
-        if not replay.has_work:
+        is_idle = not replay.has_work
+        if is_idle:
             if not replay.waiting:
                 return None
             replay.wake()
         started = replay.clock
         step = replay.step(lookup)
-        if not step.features.steps and not step.admitted and not replay.has_work:
+        if is_idle and not step.admitted:
             return None
         replay.ran(step, max(started + weights.seconds(step.features), now + SOON))
         for seq in step.admitted:
@@ -77,9 +78,8 @@ class _FutureCache:
 
     def __init__(self, mirror: Mirror, replay: Replay) -> None:
         self._mirror, self._replay = mirror, replay
-        self._taken = replay.taken
         replay.free = mirror.free_blocks() - replay.lingering
-        self._unused = replay.free - len(mirror.pool.free)
+        replay.unused, replay.lost = max(0, replay.free - len(mirror.pool.free)), 0
         self._touched: list[int] = []
         self._touched_by = 0
 
@@ -90,7 +90,7 @@ class _FutureCache:
         if not most:
             return Hit(0, 0)
         pinned = pool.pinned(seq.keys, most)
-        lost = self._lost()
+        lost = self._replay.lost
         if lost > 0:
             self._touch()
         alive = self._alive(seq, most, lost - len(pool.free) + len(self._touched))
@@ -100,12 +100,6 @@ class _FutureCache:
         else:
             depth = min(depth, alive)
         return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
-
-    def _lost(self) -> Blocks:
-        """Count the cached blocks that new tokens have taken since the fork."""
-        size = self._mirror.settings.block_size
-        partial = sum(1 for _, length in self._replay.ended if length % size)
-        return self._replay.taken - self._taken - self._unused - partial
 
     def _touch(self) -> None:
         free, size = self._mirror.pool.free, self._mirror.settings.block_size

@@ -109,15 +109,15 @@ class Step(NamedTuple):
 class Replay:
     """One engine scheduler. `believes` says whether expected ends count, or only certain ones.
 
-    `taken` counts the blocks that new tokens have been given, ever: by it a caller knows how far
-    eviction has come. A fork shares the sequences that it does not move; `entered` are those it
+    Of the free blocks, `unused` hold nothing and are given out first; `lost` counts the cached ones
+    that new tokens have been given: how far eviction has come. A fork shares the sequences that it does not move; `entered` are those it
     did, and `ended` those that left it since, in order, with their lengths.
     """
 
     __slots__ = (
         "_cut", "_expectations", "_is_full", "_limits", "_lingering", "_orders", "_preempted",
         "_refused", "_seen_until", "believes", "clock", "context", "decoding", "ended", "entered",
-        "free", "phases", "prefilling", "settings", "taken", "tick", "waiting",
+        "free", "lost", "phases", "prefilling", "settings", "tick", "unused", "waiting",
     )  # fmt: skip
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -132,7 +132,8 @@ class Replay:
         self.ended: list[tuple[Seq, Tokens]] = []
         self.context: Tokens = 0
         self.free: Blocks = settings.num_blocks
-        self.taken: Blocks = 0
+        self.unused: Blocks = settings.num_blocks
+        self.lost: Blocks = 0
         self.phases: dict[int, int] = {}
         self._limits: list[tuple[int, RequestId]] = []
         self._expectations: list[tuple[int, RequestId]] = []
@@ -155,7 +156,8 @@ class Replay:
         twin.waiting = self.waiting.copy()
         twin._limits = self._limits.copy()
         twin._expectations = self._expectations.copy()
-        twin.context, twin.free, twin.taken = self.context, self.free, self.taken
+        twin.context, twin.free = self.context, self.free
+        twin.unused, twin.lost = self.unused, self.lost
         twin.phases = self.phases.copy()
         twin._lingering = self._lingering.copy()
         twin._orders, twin._seen_until = self._orders, self._seen_until
@@ -165,8 +167,10 @@ class Replay:
 
     @property
     def has_work(self) -> bool:
-        """Something runs."""
-        return bool(self.prefilling or self.decoding)
+        """Something runs, or a step follows in which who has just ended holds its slot."""
+        if self.prefilling or self.decoding:
+            return True
+        return bool(self._lingering) and self._head_of_queue(self._visible()) is not None
 
     @property
     def slots_used(self) -> int:
@@ -223,7 +227,9 @@ class Replay:
         """`step` ended at `until`: the next one starts there."""
         start = self.clock
         self.clock = until
-        self._seen_until = until - (until - start) / step.repeats
+        self._seen_until = start
+        if step.repeats > 1:
+            self._seen_until = until - (until - start) / step.repeats
 
     def place(self, seq: Seq, computed: Tokens) -> None:
         """Put a sequence where it was seen to be: `computed` tokens done, whatever was believed."""
@@ -300,8 +306,7 @@ class Replay:
         more = self._blocks(seq.computed + n) - seq.blocks
         seq.computed += n
         seq.blocks += more
-        self.free -= more
-        self.taken += more
+        self._take(more)
 
     def _admit(
         self, left: Tokens, chunks: list[Chunk], admitted: list[Seq], lookup: Lookup
@@ -355,8 +360,9 @@ class Replay:
         if seq.cached is None:
             seq.cached = hit.tokens
         seq.blocks, seq.shared = self._blocks(seq.computed), hit.pinned
-        self.free -= seq.blocks - seq.shared
-        self.taken += seq.blocks - hit.tokens // self.settings.block_size
+        found = hit.tokens // self.settings.block_size
+        self.free -= found - seq.shared
+        self._take(seq.blocks - found)
         self._orders += 1
         seq.order = self._orders
         self.prefilling.append(seq)
@@ -408,12 +414,9 @@ class Replay:
             seq.computed += n * m
             more = self._blocks(seq.computed) - seq.blocks
             seq.blocks += more
-            self.free -= more
-            self.taken += more
+            self._take(more)
         context = m * self.context + decodes * (m * (m - 1) // 2)
-        more = self._growth(m)
-        self.free -= more
-        self.taken += more
+        self._take(self._growth(m))
         self.context += decodes * m
         self.tick += m
         prefill = m * last.features.prefill
@@ -453,8 +456,14 @@ class Replay:
         while (more := self.phases.get(-self.tick % self.settings.block_size, 0)) > self.free:
             if self._preempt() is None:
                 break
-        self.free -= more
-        self.taken += more
+        self._take(more)
+
+    def _take(self, blocks: Blocks) -> None:
+        self.free -= blocks
+        self.unused -= blocks
+        if self.unused < 0:
+            self.lost -= self.unused
+            self.unused = 0
 
     def _preempt(self, *, has_grown: bool = False) -> Seq | None:
         """Send the last running sequence back to the head of the queue, its blocks given back.
@@ -552,6 +561,7 @@ class Replay:
                 seq.generated = generated
 
     def _end(self, seq: Seq, length: Tokens, blocks: Blocks) -> None:
+        self.unused += length % self.settings.block_size > 0
         if self.believes:
             self.ended.append((seq, length))
         if self.settings.async_scheduling:

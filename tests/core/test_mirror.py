@@ -417,7 +417,6 @@ def snapshot(mirror):
         replay.clock,
         replay.tick,
         replay.free,
-        replay.taken,
         replay.context,
         dict(replay.phases),
         [
