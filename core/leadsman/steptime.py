@@ -183,7 +183,8 @@ class StepLearner:
         """Non-negative ridge regression by coordinate descent on the 6 × 6 normal equations."""
         prior = np.array(self.prior)
         whole = np.sqrt(self._seen / np.maximum(np.diag(self._gram), 1e-30))
-        pull = np.where(prior > 0, self.trust / np.maximum(prior, LEAST_SHARE * whole) ** 2, 1e-9)
+        held_by = np.maximum(np.maximum(prior, LEAST_SHARE * whole), 1e-30)
+        pull = np.where(prior > 0, self.trust / held_by**2, 1e-9)
         gram = self._gram + np.diag(pull)
         target = self._moment + pull * prior
         fit = self._fit.copy()

@@ -222,3 +222,12 @@ def test_the_attention_of_a_prompt_does_not_depend_on_how_it_is_cut(prompt, cuts
     ]
 
     assert sum(map(weights.seconds, chunks)) == pytest.approx(1e-5 * prompt + 1e-9 * prompt**2 / 2)
+
+
+@pytest.mark.parametrize("prior", [TRUE, GUESS])
+def test_another_prior_before_any_step_is_taken_as_it_is(prior):
+    learner = StepLearner(StepWeights(0.0, 1e-4, 0.0, 0.0, 0.0, 0.0))
+
+    learner.lean_on(prior, trust=20.0)
+
+    assert learner.weights == pytest.approx(prior)
