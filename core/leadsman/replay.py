@@ -14,7 +14,9 @@ and an arrival is seen one step later, because step N+1 is scheduled before step
 What a sequence finds cached is asked at the moment of its admission, through `Lookup`.
 Ignored here: encoder budgets, LoRA slots, spec decode, connectors; the token that an asynchronous
 engine schedules in vain for a sequence that stops by itself; and whose blocks are shared: blocks
-that several running sequences hold count as those of the first, and are free when it ends.
+that several running sequences hold count as those of the first, and are free when it ends. A
+preempted request is taken to find nothing of what it had computed. Before vLLM 0.33 a request
+that preempts itself under the priority policy ends the step for all behind it; here it does not.
 Source: vLLM 0.33 v1/core/sched/scheduler.py, Scheduler.schedule and update_from_output.
 """
 
@@ -109,9 +111,10 @@ class Step(NamedTuple):
 class Replay:
     """One engine scheduler. `believes` says whether expected ends count, or only certain ones.
 
-    Of the free blocks, `unused` hold nothing and are given out first; `lost` counts the cached ones
-    that new tokens have been given: how far eviction has come. A fork shares the sequences that it does not move; `entered` are those it
-    did, and `ended` those that left it since, in order, with their lengths.
+    Of the free blocks, `unused` hold nothing and are given out first; `lost` counts the cached
+    ones that new tokens have been given: how far eviction has come. A fork shares the sequences
+    that it does not move; `entered` are those it did, and `ended` those that left it since, in
+    order, with their lengths.
     """
 
     __slots__ = (

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from hashlib import blake2b
 from unittest.mock import patch
 
 import numpy as np
@@ -47,9 +48,13 @@ class Work:
         return tuple((self.family, place) for place in range(self.prompt))
 
 
+def key_of(tokens):
+    return int.from_bytes(blake2b(repr(tokens).encode(), digest_size=8).digest(), "big")
+
+
 def keys_of(tokens):
     ends = range(SIZE, len(tokens) + 1, SIZE)
-    return np.array([hash(tokens[:end]) & (2**64 - 1) for end in ends], dtype=np.uint64)
+    return np.array([key_of(tokens[:end]) for end in ends], dtype=np.uint64)
 
 
 def granted(name, work, at=0.0):
@@ -78,9 +83,7 @@ class Idle:
                 self.naive.step(0.0)
             self.naive.drain()
         self.mirror = Mirror(settings, StepLearner(WEIGHTS))
-        cached = [
-            hash(block.key) & (2**64 - 1) for block in self.naive.queue if block.key is not None
-        ]
+        cached = [key_of(block.key) for block in self.naive.queue if block.key is not None]
         self.mirror.pool.keep(cached)
         self._requests = []
 

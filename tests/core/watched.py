@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from zlib import crc32
 
 import numpy as np
 from leadsman.engine import EngineSettings
@@ -116,7 +117,7 @@ class Watched:
         """Send a request now; `keys` name its leading blocks."""
         whole = [*keys][: prompt // self.settings.block_size]
         whole += [
-            hash((name, block)) & 0xFFFFFFFFFFFF
+            crc32(f"{name}/{block}".encode()) + (block << 32)
             for block in range(len(whole), prompt // self.settings.block_size)
         ]
         if seen:
