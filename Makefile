@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
+PROTO := fleet/leadsman_fleet/fleet.proto
 
-.PHONY: help install demo test check lint types contracts size proto lock clean
+.PHONY: help install demo test check lint types contracts size proto bench lock clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -11,6 +12,8 @@ help:  ## say what there is
 install: .venv/.installed  ## make .venv with every extra, as locked
 
 .venv/.installed: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Leadsman needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
@@ -24,24 +27,33 @@ test: install check  ## lint, types, contracts, and every test
 
 check: lint types contracts  ## what needs no test run
 
-lint: install
+lint: install  ## ruff, rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: install  ## mypy, strict
 	$(BIN)/mypy
 
-contracts: install
+contracts: install  ## which layer may import which
 	$(BIN)/lint-imports
 
 size:  ## lines per file, by layer
 	@for p in $(PACKAGES); do find $$p -name '*.py' ! -name '*_pb2*' | sort | xargs wc -l | sed 's/ total/ total in '$$p'/'; done
 
-proto: install  ## generate fleet/'s messages from fleet.proto
-	$(BIN)/python -m grpc_tools.protoc -I fleet --python_out=fleet --pyi_out=fleet --grpc_python_out=fleet fleet/leadsman_fleet/fleet.proto
+proto: install  ## generate the fleet stream's messages from fleet.proto
+	$(BIN)/python -m grpc_tools.protoc -I fleet --python_out=fleet --pyi_out=fleet --grpc_python_out=fleet $(PROTO)
 
-lock:  ## write requirements.lock from what is installed
-	$(BIN)/pip freeze --exclude-editable > requirements.lock
+bench: install  ## predictions in virtual time and the parts' speed, into out/; some 15 minutes
+	mkdir -p out
+	$(BIN)/leadsman bench simulate --json out/simulate.json --picture out
+	$(BIN)/leadsman bench micro --json out/micro.json
 
-clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+lock:  ## write requirements.lock anew: what every extra resolves to today
+	rm -rf build/lock
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --quiet -e '.[operator,demo,dev]'
+	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > requirements.lock
+	rm -rf build/lock
+
+clean:  ## remove what all of these made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist out demo-out
