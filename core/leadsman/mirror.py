@@ -179,13 +179,14 @@ class Mirror:
         """`seq` had `tokens` output tokens when a step ended at `at`."""
         replay, unsettled = self.replay, len(self._unsettled)
         behind = tokens - replay.generated(seq)
-        if self._is_same_moment(at):
+        is_running = seq.id in replay.decoding
+        if is_running and self._is_same_moment(at):
             # The step is known already: if it does not fit, this sequence's own count was wrong.
-            if behind + unsettled > 0 and seq.id in replay.decoding:
+            if behind + unsettled > 0:
                 replay.place(seq, self._computed(seq) + behind + unsettled)
-            if behind + unsettled <= 0 or seq.id in replay.decoding:
-                return
-        if behind <= 0:
+        elif not is_running and seq.generated and behind:
+            replay.place(seq, seq.prompt + tokens - 1)
+        elif behind <= 0:
             if -behind < unsettled:
                 self._settle(at, left=-behind)
         elif self._commit_until(
