@@ -20,7 +20,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-
 from leadsman.budget import Budget
 from leadsman.curve import fingerprint
 from leadsman.engine import EngineSettings

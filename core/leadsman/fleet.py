@@ -119,7 +119,7 @@ class Fleet:
 
     # -- what it is told -----------------------------------------------------------------------
 
-    def apply(self, record: Record, now: Seconds) -> None:
+    def apply(self, record: Record, now: Seconds) -> None:  # noqa: ARG002, C901  # one case a record
         """Take in one record; records of workers that are not there are dropped."""
         if isinstance(record, WorkerSeen):
             self._see(record)

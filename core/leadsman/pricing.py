@@ -95,10 +95,7 @@ class _FutureCache:
             self._touch()
         alive = self._alive(seq, most, lost - len(pool.free) + len(self._touched))
         depth = pool.depth(seq.keys, most, pool.cutoff(lost, self._touched))
-        if alive >= pinned:
-            depth = max(depth, alive)
-        else:
-            depth = min(depth, alive)
+        depth = max(depth, alive) if alive >= pinned else min(depth, alive)
         return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
 
     def _touch(self) -> None:
@@ -113,14 +110,13 @@ class _FutureCache:
     def _alive(self, seq: Seq, most: Blocks, eaten: Blocks) -> Blocks:
         """Count the leading blocks that those in flight before `seq` hold, or gave back last."""
         replay, size = self._replay, self._mirror.settings.block_size
+        left = self._left(eaten) if eaten > 0 and seq.kin else {}
         alive = 0
         for request, common in seq.kin:
             if common > alive:
                 other = replay.entered.get(request) or self._began_before(request)
                 if other is not None:
-                    stored = other.computed // size
-                    if eaten > 0:
-                        stored = min(stored, self._left_of(request, eaten))
+                    stored = min(other.computed // size, left.get(request, 1 << 30))
                     alive = max(alive, min(common, stored, most))
         return alive
 
@@ -128,11 +124,11 @@ class _FutureCache:
         flight = self._mirror.flights.get(request)
         return flight.seq if flight is not None and flight.seq.computed else None
 
-    def _left_of(self, request: RequestId, eaten: Blocks) -> Blocks:
-        """Count what is left of a request's blocks once `eaten` of those given back were reused."""
+    def _left(self, eaten: Blocks) -> dict[RequestId, Blocks]:
+        """Count what is left of each ended request once `eaten` of the blocks given back went."""
         size = self._mirror.settings.block_size
+        left: dict[RequestId, Blocks] = {}
         for seq, length in self._replay.ended:
-            if seq.id == request:
-                return max(0, length // size - max(0, eaten))
+            left.setdefault(seq.id, max(0, length // size - max(0, eaten)))
             eaten -= length // size - seq.shared
-        return 1 << 30
+        return left

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
-MEASURED_WINDOWS = 100
+MEASURED_WINDOWS = 20
 """Busy windows with prefill in them after which the step model counts as measured."""
 
 GUESS, CURVE, CALIBRATED = 0.003, 20.0, 25.0
