@@ -8,7 +8,6 @@ it from one that lives as long.
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -23,15 +22,9 @@ from typing import Any, Final
 from leadsman.units import Seconds
 
 from leadsman_bench.envoy_config import EnvoyConfig
+from leadsman_bench.processes import dying_with_parent
 
 READY_WITHIN: Final[Seconds] = 20.0
-_DIE_WITH_PARENT: Final = """
-import ctypes, os, sys
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Run in the child before Envoy: a `preexec_fn` would fork a process that has gRPC threads."""
 
 
 class EnvoyError(Exception):
@@ -63,15 +56,16 @@ def running_envoy(config: EnvoyConfig, *, concurrency: int = 1) -> Iterator[Envo
         log, address = Path(folder) / "log", Path(folder) / "admin"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603  the binary of an installed package
-                [
-                    *(sys.executable, "-c", _DIE_WITH_PARENT),
-                    str(files("envoy") / "_bin" / "envoy"),
-                    *("--config-yaml", json.dumps(config.bootstrap())),
-                    *("--concurrency", str(concurrency)),
-                    *("--admin-address-path", str(address)),
-                    *("--log-level", "warning"),
-                    "--disable-hot-restart",
-                ],
+                dying_with_parent(
+                    [
+                        str(files("envoy") / "_bin" / "envoy"),
+                        *("--config-yaml", json.dumps(config.bootstrap())),
+                        *("--concurrency", str(concurrency)),
+                        *("--admin-address-path", str(address)),
+                        *("--log-level", "warning"),
+                        "--disable-hot-restart",
+                    ]
+                ),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for us: we stop it

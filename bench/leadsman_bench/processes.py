@@ -6,9 +6,8 @@ child leads a process group of its own, so that Ctrl-C reaches this process alon
 stopping is ours.
 """
 
-import ctypes
-import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -21,8 +20,12 @@ from typing import Final
 from leadsman.units import Seconds
 
 GRACE: Seconds = 5.0
-_LIBC: Final = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG: Final = 1
+_ASK_AND_EXEC: Final = """
+import ctypes, os, sys
+PR_SET_PDEATHSIG, SIGKILL = 1, 9
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class ChildError(Exception):
@@ -40,12 +43,11 @@ class Children:
         """Start a child that dies with this process."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(  # noqa: S603  commands of this package
-                command,
+                dying_with_parent(command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  it only calls prctl
             )
 
     def until(self, name: str, ready: Callable[[], bool], within: Seconds = 30.0) -> None:
@@ -103,5 +105,10 @@ def answers(url: str) -> bool:
         return False
 
 
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """Wrap a command so that the kernel kills it when this process dies.
+
+    The child asks for that itself before it becomes the command: a `preexec_fn` would run in a fork
+    of a process that may have gRPC threads.
+    """
+    return [sys.executable, "-c", _ASK_AND_EXEC, *command]
