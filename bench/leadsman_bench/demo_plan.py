@@ -25,9 +25,6 @@ from leadsman_bench.traces import TraceRequest, bundled, scaled, spread
 
 PIECE_TOKENS: Tokens = 128
 OUTPUT_SHARE = 0.5
-SPECIAL_TOKENS: Tokens = 3
-"""Tokens that the chat template puts around one message."""
-
 BACKLOG = 300
 """Requests that an engine's capacity is measured on."""
 

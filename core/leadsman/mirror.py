@@ -62,7 +62,6 @@ class Mirror:
         self.pool = Pool()
         self.flights: dict[RequestId, Flight] = {}
         self.follows_events = False
-        self.token_delay: Seconds = 0.0
         self._offset: Seconds | None = None
         self._unsettled: list[tuple[StepFeatures, Seconds]] = []
         self._last_end: Seconds | None = None
@@ -131,7 +130,7 @@ class Mirror:
         if flight.first_at is None:
             flight.is_witness = self.wants_witness
             flight.first_at = at
-        self._saw_decoded(flight.seq, tokens, at - self.token_delay)
+        self._saw_decoded(flight.seq, tokens, at)
 
     def saw_end(self, ended: Ended) -> Flight | None:
         """A request is over: its slot and its blocks are free. Returns it, None if unknown."""
@@ -140,7 +139,7 @@ class Mirror:
             return None
         seq = flight.seq
         if ended.completion_tokens is not None and flight.first_at is not None:
-            self._saw_decoded(seq, ended.completion_tokens, ended.at - self.token_delay)
+            self._saw_decoded(seq, ended.completion_tokens, ended.at)
         self.replay.drop(seq)
         self.pool.unpin(flight.held)
         return flight

@@ -7,8 +7,8 @@ head, whose content is thereby lost. So the longest prefix that is still there a
 ahead have taken their blocks is found without simulating a single block: a block is lost if fewer
 than so many stand before it in the queue.
 
-Residency follows the engine's events where they are live. `follows_events` is False where there
-are none: then the pool stores and evicts what the replay says, which is as good as its sight.
+Residency follows the engine's events alone: on an engine that sends none nothing is ever here, and
+nothing is credited beyond what requests in flight share.
 A prefix's blocks leave from its end, so residency is searched by bisection.
 Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
 """

@@ -134,7 +134,7 @@ class WorkerState:
         return Price(
             worker=self.worker,
             queue_wait=found.scheduled_at - granted.at,
-            own_prefill=found.first_token_at - found.scheduled_at + mirror.token_delay,
+            own_prefill=found.first_token_at - found.scheduled_at,
             cached_tokens=found.cached_tokens,
             queued_tokens=mirror.queued_tokens,
             queued_requests=len(mirror.replay.waiting),
@@ -171,13 +171,14 @@ class WorkerState:
     def reserve(self, request: Request, price: Price, now: Seconds) -> Granted:
         """Take a request in at the moment of its pick; returns the grant for the other pickers."""
         granted = self._as_granted(request, now)
-        weights, learned = self.learner.prior, self.learner.weights
-        other = weights if self.weights is not weights else learned
+        prior, learned = self.learner.prior, self.learner.weights
+        priced_by_prior = self.weights is prior
         other_ttft = price.ttft
-        if weights != learned:
+        if prior != learned:
+            other = learned if priced_by_prior else prior
             other_ttft = self._price(granted, request.family, other).ttft
-        ours, theirs = (other_ttft, price.ttft), (price.ttft, other_ttft)
-        prior_ttft, learned_ttft = ours if other is weights else theirs
+        prior_ttft = price.ttft if priced_by_prior else other_ttft
+        learned_ttft = other_ttft if priced_by_prior else price.ttft
         self._expectations[request.id] = Expectation(
             price, prior_ttft, learned_ttft, request.family
         )

@@ -21,7 +21,7 @@ class Settings:
     listen: `host:port` of ext_proc, access log and health; port 0 takes a free one.
     health: `host:port` of health alone, in plain text: a kubelet probes without TLS.
     max_body: bytes of a request body above which it is refused with 413.
-    decision_deadline: for reading and deciding; must stay below Envoy's message_timeout.
+    decision_deadline: for reading; deciding does not wait. Must stay below Envoy's message_timeout.
     ends_early: end streams after the first token where that is safe; needs the access log.
         False on agentgateway, which answers 500 (agentgateway#3436).
     journal: folder of decisions.jsonl and outcomes.jsonl.
