@@ -33,7 +33,7 @@ class Engine:
 
     def __init__(self, events="tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", *, topics=True):
         context = zmq.asyncio.Context.instance()
-        self.pub, self.router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+        self.pub, self.router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
         self.wanted = ((self.pub, events), (self.router, replay))
         self.topics = topics
         self.buffer = []
@@ -52,6 +52,11 @@ class Engine:
         self.buffer.append(payload or msgspec.msgpack.encode([1.0, list(events), None]))
         if not lost:
             await self.pub.send_multipart([b"kv", number, self.buffer[-1]])
+
+    async def subscribed(self):
+        """Wait for the subscription: what is published before it comes is heard by nobody."""
+        async with asyncio.timeout(20):
+            assert (await self.pub.recv())[:1] == b"\x01"
 
     async def serve(self):
         while True:
@@ -141,9 +146,9 @@ async def test_history_comes_by_the_replay_and_news_by_the_live_socket(engine):
 
     async with watching(engine) as watcher:
         await watcher.until(lambda w: w.held() == 3 and is_live(w))
-        while watcher.held() < 4:
-            await engine.publish(stored(3))
-            await watcher.until(lambda w: w.held() == 4)
+        await engine.subscribed()
+        await engine.publish(stored(3))
+        await watcher.until(lambda w: w.held() == 4)
 
     assert watcher.trusts == [Trust.REPLAYING, Trust.LIVE]
     assert watcher.events[0] == KvEvents(
@@ -159,6 +164,7 @@ async def test_lost_batches_are_fetched_with_or_without_topics(topics):
 
     async with watching(engine) as watcher:
         await watcher.until(lambda w: w.held() == 1 and is_live(w))
+        await engine.subscribed()
         await engine.publish(stored(1), lost=True)
         await engine.publish(stored(2))
         await watcher.until(lambda w: w.held() == 3)
@@ -171,10 +177,8 @@ async def test_lost_batches_are_fetched_with_or_without_topics(topics):
 async def test_lost_batches_without_a_replay_socket_make_the_view_suspect(engine):
     async with watching(engine, replay=None) as watcher:
         await watcher.until(is_live)
-        while not watcher.events:
-            await engine.publish(stored(0))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(watcher.until(lambda w: w.events), 0.05)
+        await engine.subscribed()
+        await engine.publish(stored(0))
         await engine.publish(stored(1), lost=True)
         await engine.publish(stored(2))
         await watcher.until(lambda w: w.trusts[-1] is Trust.SUSPECT)
@@ -243,6 +247,7 @@ async def test_frames_that_make_no_sense_are_counted(engine):
 
     async with watching(engine) as watcher:
         await watcher.until(is_live)
+        await engine.subscribed()
         await engine.pub.send_multipart([b"alone"])
         await engine.pub.send_multipart([b"kv", b"short", b"x"])
         await engine.publish(stored(1))
