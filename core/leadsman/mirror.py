@@ -30,6 +30,9 @@ SHORTEST: Seconds = 1e-3
 """No step is shorter: before its decode steps are learned, a worker's weights say that they cost
 nothing, and the clock would commit them without end."""
 
+MOST_COMMITS = 10_000
+"""No observation is so many steps behind the one before it."""
+
 WITNESSES = 2
 """Streams a worker that are read chunk by chunk: as good as reading all, one is not enough."""
 
@@ -150,7 +153,7 @@ class Mirror:
         offset = batch.received_at - batch.engine_time
         self._offset = offset if self._offset is None else min(self._offset, offset)
         at = batch.engine_time + self._offset
-        is_late = self._last_end is not None and at < self._last_end - max(1e-3, self._blur())
+        is_late = self._is_late(at)
         told = [
             (flight.seq, self._note_stored(flight, event.keys.tolist()))
             for event in batch.events
@@ -177,28 +180,40 @@ class Mirror:
     def _saw_decoded(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
         """`seq` had `tokens` output tokens when a step ended at `at`."""
         replay, unsettled = self.replay, len(self._unsettled)
-        behind = tokens - replay.generated(seq)
-        is_running = seq.id in replay.decoding
-        if is_running and self._is_same_moment(at):
+        steps = tokens - replay.generated(seq) + unsettled  # since the last settled end
+        if seq.id not in replay.decoding:
+            if seq.generated and steps != unsettled:
+                replay.place(seq, seq.prompt + tokens - 1)
+            elif not seq.generated:
+                self._saw_first(seq, tokens, at)
+        elif self._is_same_moment(at) or self._is_late(at):
             # The step is known already: if it does not fit, this sequence's own count was wrong.
-            if behind + unsettled > 0:
-                replay.place(seq, self._computed(seq) + behind + unsettled)
-        elif not is_running and seq.generated and behind:
-            replay.place(seq, seq.prompt + tokens - 1)
-        elif behind <= 0:
-            if -behind < unsettled:
-                self._settle(at, left=-behind)
-        elif self._commit_until(
-            lambda: replay.generated(seq) >= tokens, self._steps_to(seq, tokens)
-        ):
+            if steps > 0 or (steps < -1 and not self._is_late(at)):
+                replay.place(seq, self._computed(seq) + steps)
+        elif steps <= 0:
+            if steps < 0:
+                replay.place(seq, seq.prompt + tokens - 1 + max(0, unsettled - 1))
+        elif steps <= unsettled:
+            self._settle(at, left=unsettled - steps)
+        else:
+            self._saw_first(seq, tokens, at)
+
+    def _saw_first(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
+        """Commit what must have happened for `seq` to have `tokens` output tokens by `at`."""
+        replay = self.replay
+        if self._commit_until(lambda: replay.generated(seq) >= tokens, at):
             self._settle(at)
         elif seq.limit is None or tokens < seq.limit:
             replay.place(seq, seq.prompt + tokens - 1)
-            self._break(at)
+            self._lose_track(at)
 
     def _is_same_moment(self, at: Seconds) -> bool:
         """Say whether `at` is too soon after the last settled end to be the next one."""
-        return self._last_end is not None and at - self._last_end < self._blur()
+        return self._last_end is not None and abs(at - self._last_end) < self._blur()
+
+    def _is_late(self, at: Seconds) -> bool:
+        """Say whether what was seen at `at` is older than the last settled end."""
+        return self._last_end is not None and at < self._last_end - max(1e-3, self._blur())
 
     def _blur(self) -> Seconds:
         """How far apart two sights of the same step's end may be: a part of the shortest step."""
@@ -239,11 +254,11 @@ class Mirror:
         if is_there():
             if self._unsettled and not told_early and self._computed(seq) // size == depth:
                 self._settle(at)
-        elif self._commit_until(is_there, self._steps_to(seq, 1)):
+        elif self._commit_until(is_there, at):
             self._settle(at, left=int(told_early))
         else:
             self.replay.place(seq, depth * size)
-            self._break(at)
+            self._lose_track(at)
         self._nudge(seq, depth * size)
 
     def _nudge(self, seq: Seq, stored: Tokens) -> None:
@@ -253,25 +268,21 @@ class Mirror:
             if right != seq.computed and right < seq.target:
                 seq.computed = right
 
-    def _steps_to(self, seq: Seq, tokens: Tokens) -> int:
-        """Bound the steps that it may take until `seq` has `tokens` output tokens."""
-        if seq.id in self.replay.decoding:
-            return max(1, tokens - self.replay.generated(seq)) + 1
-        ahead = self.queued_tokens // self.settings.max_num_batched_tokens
-        return ahead + len(self.replay.waiting) + max(0, tokens) + 2
-
     def _computed(self, seq: Seq) -> Tokens:
         if seq.id in self.replay.decoding:
             return seq.computed + self.replay.tick - seq.base
         return seq.computed
 
-    def _commit_until(self, reached: Callable[[], bool], most: int) -> bool:
-        """Commit steps, at most so many, until `reached`."""
-        for _ in range(most):
+    def _commit_until(self, reached: Callable[[], bool], at: Seconds) -> bool:
+        """Commit steps until `reached`; False if that takes longer than the time until `at`."""
+        for _ in range(MOST_COMMITS):
             if self._commit() is None:
                 return False
             if reached():
                 return True
+            since = 0.0 if self._last_end is None else at - self._last_end
+            if self.replay.clock > at + max(3.0 * self._last_seconds, 0.5 * since):
+                return False
         return False
 
     def _commit(self) -> Step | None:
@@ -281,7 +292,7 @@ class Mirror:
             if not replay.waiting:
                 return None
             replay.wake()
-            self._break(None)
+            self._break()
         if replay.waiting:
             self._await_evidence()
             if self.follows_events:
@@ -319,12 +330,24 @@ class Mirror:
         self._last_end = at
         self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
 
-    def _break(self, at: Seconds | None) -> None:
-        """No stretch to learn from leads here; the next one starts at `at`, if that was seen."""
+    def _lose_track(self, at: Seconds) -> None:
+        """A step ended at `at` that cannot be told: what would be over by then is, unlearned."""
         self.learner.interrupt()
-        self._unsettled, self._last_end = [], at
-        if at is not None:
-            self.replay.clock = at
+        clock = self.replay.clock
+        ahead = self._unsettled
+        self._unsettled = []
+        for step, seconds in reversed(ahead):
+            if clock <= at:
+                break
+            self._unsettled.insert(0, (step, seconds))
+            clock -= seconds
+        self._last_end = at
+        self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
+
+    def _break(self) -> None:
+        """The engine was idle: no stretch to learn from leads here."""
+        self.learner.interrupt()
+        self._unsettled, self._last_end = [], None
 
     # -- the clock -----------------------------------------------------------------------------
 
@@ -370,11 +393,17 @@ class Mirror:
         return min((seq.target - 1) // self.settings.block_size, len(seq.keys))
 
     def free_blocks(self) -> Blocks:
-        """Count the blocks that no running request holds, cached or not."""
-        size = self.settings.block_size
-        running = [*self.replay.prefilling, *self.replay.decoding.values()]
-        partial = sum(1 for seq in running if self._computed(seq) % size)
-        return max(0, self.settings.num_blocks - len(self.pool.pins) - partial)
+        """Count the blocks that no running request holds, cached or not.
+
+        What a running request has beyond the blocks that events told of was given to it since.
+        """
+        size, flights, untold = self.settings.block_size, self.flights, 0
+        for seq in (*self.replay.prefilling, *self.replay.decoding.values()):
+            computed = self._computed(seq)
+            flight = flights.get(seq.id)
+            told = computed // size if flight is None else len(flight.held)
+            untold += max(computed % size > 0, -(-computed // size) - told)
+        return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)
 
     def _kin(self, seq: Seq) -> list[tuple[RequestId, Blocks]]:
         """Those in flight that share a prefix with `seq`, and how many blocks of it."""
