@@ -33,6 +33,9 @@ nothing, and the clock would commit them without end."""
 MOST_COMMITS = 10_000
 """No observation is so many steps behind the one before it."""
 
+MOST_REWOUND = 4
+"""A witness that lacks more steps was preempted; the others were not."""
+
 WITNESSES = 2
 """Streams a worker that are read chunk by chunk: as good as reading all, one is not enough."""
 
@@ -190,13 +193,51 @@ class Mirror:
             # The step is known already: if it does not fit, this sequence's own count was wrong.
             if steps > 0 or (steps < -1 and not self._is_late(at)):
                 replay.place(seq, self._computed(seq) + steps)
-        elif steps <= 0:
-            if steps < 0:
-                replay.place(seq, seq.prompt + tokens - 1 + max(0, unsettled - 1))
-        elif steps <= unsettled:
-            self._settle(at, left=unsettled - steps)
-        else:
-            self._saw_first(seq, tokens, at)
+        elif self._is_plausible(steps, seq, at):
+            if steps <= unsettled:
+                self._settle(at, left=unsettled - steps)
+            else:
+                self._saw_first(seq, tokens, at)
+        elif steps or self._is_watched(seq):
+            self._correct(seq, tokens, steps, at)
+
+    def _is_plausible(self, steps: int, seq: Seq, at: Seconds) -> bool:
+        """Say whether so many steps may have ended by `at` since the last settled end.
+
+        A witness is believed within wide limits; while there is one, others must fit the time.
+        """
+        if steps <= 0:
+            return False
+        if self._last_end is None or not self._last_seconds:
+            return True
+        expected = (at - self._last_end) / self._last_seconds
+        if self._is_watched(seq) or not any(
+            self._is_watched(flight.seq) for flight in self.flights.values()
+        ):
+            return steps <= 2.0 + 1.5 * expected
+        return abs(steps - expected) <= max(0.75, 0.3 * expected)
+
+    def _is_watched(self, seq: Seq) -> bool:
+        """Say whether a stream is read chunk by chunk, and decoded."""
+        flight = self.flights.get(seq.id)
+        return flight is not None and flight.is_witness and seq.id in self.replay.decoding
+
+    def _correct(self, seq: Seq, tokens: Tokens, steps: int, at: Seconds) -> None:
+        """A step ended at `at`, but not as many as `seq` makes it: a count was wrong.
+
+        A witness was right a moment ago: if it now lacks a few steps, all have run ahead.
+        """
+        assert self._last_end is not None
+        if self._is_watched(seq) and -MOST_REWOUND < steps <= 0:
+            if at - self._last_end < 0.6 * self._last_seconds:
+                return
+            self.learner.interrupt()
+            self.replay.rewind(1 - steps)
+        if self._unsettled or self._commit() is not None:
+            self._settle(at, left=len(self._unsettled) - 1)
+            ahead = len(self._unsettled)
+            if self.replay.generated(seq) != tokens + ahead:
+                self.replay.place(seq, seq.prompt + tokens - 1 + ahead)
 
     def _saw_first(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
         """Commit what must have happened for `seq` to have `tokens` output tokens by `at`."""

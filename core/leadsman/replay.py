@@ -248,6 +248,18 @@ class Replay:
             seq.generated = 1 + computed - seq.prompt
             self._start_decoding(seq)
 
+    def rewind(self, ticks: int) -> None:
+        """Take back the last `ticks` tokens of all who decode: they were not made yet."""
+        self.tick -= ticks
+        self.context, self.phases = 0, {}
+        decoding, self.decoding = self.decoding, {}
+        for seq in decoding.values():
+            if seq.base <= self.tick:
+                seq.computed += self.tick - seq.base
+                seq.generated += self.tick - seq.base
+                seq.blocks = self._blocks(seq.computed)
+            self._start_decoding(seq)
+
     # -- one step ------------------------------------------------------------------------------
 
     def step(self, lookup: Lookup) -> Step:
