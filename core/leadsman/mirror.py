@@ -23,15 +23,12 @@ from leadsman.replay import Hit, Replay, Seq, Step
 from leadsman.steptime import StepFeatures, StepLearner
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
-OVERDUE: Seconds = 0.25
+OVERDUE: Seconds = 2.0
 """A step that should have been seen is waited for so long, or three times its length."""
 
 SHORTEST: Seconds = 1e-3
 """No step is shorter: before its decode steps are learned, a worker's weights say that they cost
 nothing, and the clock would commit them without end."""
-
-MOST_COMMITS = 10_000
-"""No observation is so many steps behind the one before it."""
 
 MOST_REWOUND = 4
 """A witness that lacks more steps was preempted; the others were not."""
@@ -208,14 +205,15 @@ class Mirror:
         """
         if steps <= 0:
             return False
-        if self._last_end is None or not self._last_seconds:
+        shortest = self._last_seconds if self.replay.prefilling else self._decode_step()
+        if self._last_end is None or not shortest:
             return True
-        expected = (at - self._last_end) / self._last_seconds
+        expected = (at - self._last_end) / shortest
         if self._is_watched(seq) or not any(
             self._is_watched(flight.seq) for flight in self.flights.values()
         ):
             return steps <= 2.0 + 1.5 * expected
-        return abs(steps - expected) <= max(0.75, 0.3 * expected)
+        return steps <= 1.5 + 1.2 * expected
 
     def _is_watched(self, seq: Seq) -> bool:
         """Say whether a stream is read chunk by chunk, and decoded."""
@@ -242,7 +240,11 @@ class Mirror:
     def _saw_first(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
         """Commit what must have happened for `seq` to have `tokens` output tokens by `at`."""
         replay = self.replay
-        if self._commit_until(lambda: replay.generated(seq) >= tokens, at):
+        self._call_up(seq)
+        most = max(1, tokens - replay.generated(seq))
+        if seq.id not in replay.decoding:
+            most += self._steps_to(seq)
+        if self._commit_until(lambda: replay.generated(seq) >= tokens, at, most):
             self._settle(at)
         elif seq.limit is None or tokens < seq.limit:
             replay.place(seq, seq.prompt + tokens - 1)
@@ -258,9 +260,12 @@ class Mirror:
 
     def _blur(self) -> Seconds:
         """How far apart two sights of the same step's end may be: a part of the shortest step."""
-        decodes = len(self.replay.decoding)
-        shortest = StepFeatures(1, 0, 0, decodes, self.replay.context, 0)
-        return 0.3 * self.learner.weights.seconds(shortest)
+        return 0.3 * self._decode_step()
+
+    def _decode_step(self) -> Seconds:
+        """Predict the shortest that a step can be now: one without prefill."""
+        step = StepFeatures(1, 0, 0, len(self.replay.decoding), self.replay.context, 0)
+        return self.learner.weights.seconds(step)
 
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
@@ -278,6 +283,8 @@ class Mirror:
         for seq, depth in told:
             if depth > len(seq.keys):
                 self._saw_decoded(seq, depth * size - seq.prompt + 1, at)
+        for seq, _ in reversed(told):
+            self._call_up(seq)
         for seq, depth in told:
             if depth <= len(seq.keys):
                 self._saw_prefilled(seq, depth, at)
@@ -295,12 +302,34 @@ class Mirror:
         if is_there():
             if self._unsettled and not told_early and self._computed(seq) // size == depth:
                 self._settle(at)
-        elif self._commit_until(is_there, at):
+        elif self._commit_until(is_there, at, self._steps_to(seq)):
             self._settle(at, left=int(told_early))
         else:
             self.replay.place(seq, depth * size)
             self._lose_track(at)
         self._nudge(seq, depth * size)
+
+    def _call_up(self, seq: Seq) -> None:
+        """`seq` was seen to run: what got to the scheduler later does not stand in front of it.
+
+        A short prompt may overtake a long one that was sent just before.
+        """
+        waiting = self.replay.waiting
+        if self.settings.policy == "priority" or seq not in waiting:
+            return
+        mine = self._arrival(seq)
+        for place, other in enumerate(waiting):
+            if other is seq:
+                return
+            if not other.order and self._arrival(other) > mine:
+                waiting.remove(seq)
+                waiting.insert(place, seq)
+                return
+
+    def _arrival(self, seq: Seq) -> Seconds:
+        flight = self.flights.get(seq.id)
+        sent = seq.visible_at if flight is None else flight.granted_at
+        return sent + ARRIVAL_DELAY_PER_TOKEN * seq.prompt
 
     def _nudge(self, seq: Seq, stored: Tokens) -> None:
         """Correct how far a prefill is by what was stored: not less, and no whole block more."""
@@ -314,9 +343,14 @@ class Mirror:
             return seq.computed + self.replay.tick - seq.base
         return seq.computed
 
-    def _commit_until(self, reached: Callable[[], bool], at: Seconds) -> bool:
-        """Commit steps until `reached`; False if that takes longer than the time until `at`."""
-        for _ in range(MOST_COMMITS):
+    def _steps_to(self, seq: Seq) -> int:
+        """Bound the steps that it may take until `seq`, not decoded yet, has its first token."""
+        ahead = self.queued_tokens // self.settings.max_num_batched_tokens
+        return ahead + len(self.replay.waiting) + 3
+
+    def _commit_until(self, reached: Callable[[], bool], at: Seconds, most: int) -> bool:
+        """Commit steps, at most so many, until `reached`; False if time until `at` is too short."""
+        for _ in range(most):
             if self._commit() is None:
                 return False
             if reached():

@@ -67,11 +67,8 @@ class Seq:
         twin.expected, twin.generated, twin.id = self.expected, self.generated, self.id
         twin.keys, twin.kin, twin.limit = self.keys, self.kin, self.limit
         twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
-        twin.reads_cache, twin.shared, twin.visible_at = (
-            self.reads_cache,
-            self.shared,
-            self.visible_at,
-        )
+        twin.reads_cache = self.reads_cache
+        twin.shared, twin.visible_at = self.shared, self.visible_at
         return twin
 
     @property
@@ -533,10 +530,10 @@ class Replay:
         self.expect(seq, seq.expected)
 
     def expect(self, seq: Seq, expected: Tokens) -> None:
-        """Believe from now on that `seq` will have `expected` output tokens, at least one more."""
+        """Believe from now on that `seq` will have `expected` output tokens; it ends then."""
         seq.expected = expected
         if seq.id in self.decoding:
-            seq.due = self.tick + max(expected - self.generated(seq), 1)
+            seq.due = self.tick + max(expected - self.generated(seq), 0)
             heappush(self._expectations, (seq.due, seq.id))
 
     def overdue(self) -> list[Seq]:

@@ -41,14 +41,15 @@ DRIFT_NOISE = 0.05
 """A drift of this size counts half: smaller ones are mostly noise, larger ones a slower machine."""
 
 CREDULOUS = 20
-"""So many windows are taken as they come where the prior is a guess."""
+"""So many windows are taken as they come where the prior is a guess; those with prefill in them and
+those without are counted apart: a busy engine shows hundreds of the one kind before any other."""
 
 LEAST_SHARE = 0.02
 """A prior weight that explains a smaller share of the time is held as loosely as one of this share:
 else a guess that is a hundred times too small would hold against any number of steps."""
 
 REJECTS_TO_YIELD = 40
-"""So many implausible samples in a row mean that the weights are wrong, not the samples."""
+"""So many implausible samples of a kind in a row mean that the weights are wrong, not they."""
 
 
 class StepFeatures(NamedTuple):
@@ -109,7 +110,7 @@ class StepLearner:
     _drift_predicted: float = field(default=0.0, init=False)
     _pending: npt.NDArray[np.float64] = field(init=False)
     _pending_seconds: Seconds = field(default=0.0, init=False)
-    _rejects: int = field(default=0, init=False)
+    _rejects: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reset(self.prior)
@@ -123,7 +124,8 @@ class StepLearner:
         self._seen = self._drift_actual = self._drift_predicted = 0.0
         self._pending = np.zeros(6)
         self._pending_seconds = 0.0
-        self._rejects = self.windows = self.prefill_windows = 0
+        self.windows = self.prefill_windows = 0
+        self._rejects = [0, 0]
 
     def lean_on(self, prior: StepWeights, trust: float) -> None:
         """Take another prior; what was learned from steps stays, and is weighed against it."""
@@ -146,11 +148,11 @@ class StepLearner:
             self._learn(x, y)
 
     def _learn(self, x: npt.NDArray[np.float64], y: Seconds) -> None:
-        predicted = float(x @ self._fit)
-        if not self._is_plausible(predicted, y):
+        predicted, prefills = float(x @ self._fit), bool(x[1] > 0)
+        if not self._is_plausible(predicted, y, prefills=prefills):
             return
         self.windows += 1
-        self.prefill_windows += int(x[1] > 0)
+        self.prefill_windows += prefills
         # Relative to the prediction: by its own y a slow outlier would weigh less than a fast one.
         weight = 1.0 / max(predicted, 0.5 * y) ** 2
         self._seen = FORGET * self._seen + 1.0
@@ -166,16 +168,17 @@ class StepLearner:
         size = (ratio - 1.0) ** 2
         return 1.0 + (ratio - 1.0) * size / (size + DRIFT_NOISE**2)
 
-    def _is_plausible(self, predicted: Seconds, y: Seconds) -> bool:
+    def _is_plausible(self, predicted: Seconds, y: Seconds, *, prefills: bool) -> bool:
         low, high = PLAUSIBLE
-        if self.windows < CREDULOUS and self.trust <= 1:
+        known = self.prefill_windows if prefills else self.windows - self.prefill_windows
+        if known < CREDULOUS and (self.trust <= 1 or not (prefills or self.prior.t_d)):
             return True
         if predicted > 0 and low < y / predicted < high:
-            self._rejects = 0
+            self._rejects[prefills] = 0
             return True
-        self._rejects += 1
-        if self._rejects > REJECTS_TO_YIELD:
-            self._rejects = 0
+        self._rejects[prefills] += 1
+        if self._rejects[prefills] > REJECTS_TO_YIELD:
+            self._rejects[prefills] = 0
             return True
         return False
 
