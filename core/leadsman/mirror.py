@@ -44,7 +44,11 @@ Source: measured on vLLM 0.32 with prompts of token ids."""
 
 @dataclass(slots=True)
 class Flight:
-    """A granted request, until it ends."""
+    """A granted request, until it ends.
+
+    held: keys of the blocks that it is known to hold. answer: those with output tokens in them, and
+    how deep each is: after a preemption they are stored again.
+    """
 
     seq: Seq
     granted_at: Seconds
@@ -53,6 +57,7 @@ class Flight:
     is_alone: bool = False
     blocks_seen: Blocks = 0
     held: list[BlockKey] = field(default_factory=list)
+    answer: dict[BlockKey, Blocks] = field(default_factory=dict)
 
 
 class Mirror:
@@ -243,7 +248,7 @@ class Mirror:
         self._call_up(seq)
         most = max(1, tokens - replay.generated(seq))
         if seq.id not in replay.decoding:
-            most += self._steps_to(seq)
+            most += self._steps_to_first()
         if self._commit_until(lambda: replay.generated(seq) >= tokens, at, most):
             self._settle(at)
         elif seq.limit is None or tokens < seq.limit:
@@ -270,7 +275,11 @@ class Mirror:
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
         seq, size = flight.seq, self.settings.block_size
-        depth = _depth_of(keys[-1], seq.keys, flight.blocks_seen + len(keys))
+        depth = flight.answer.get(keys[-1])
+        if depth is None:
+            depth = _depth_of(keys[-1], seq.keys, flight.blocks_seen + len(keys))
+            if depth > len(seq.keys):
+                flight.answer[keys[-1]] = depth
         if not flight.blocks_seen and keys[0] in seq.keys:
             seq.cached = seq.keys.index(keys[0]) * size
         flight.blocks_seen = depth
@@ -302,7 +311,7 @@ class Mirror:
         if is_there():
             if self._unsettled and not told_early and self._computed(seq) // size == depth:
                 self._settle(at)
-        elif self._commit_until(is_there, at, self._steps_to(seq)):
+        elif self._commit_until(is_there, at, self._steps_to_first()):
             self._settle(at, left=int(told_early))
         else:
             self.replay.place(seq, depth * size)
@@ -343,8 +352,8 @@ class Mirror:
             return seq.computed + self.replay.tick - seq.base
         return seq.computed
 
-    def _steps_to(self, seq: Seq) -> int:
-        """Bound the steps that it may take until `seq`, not decoded yet, has its first token."""
+    def _steps_to_first(self) -> int:
+        """Bound the steps that it may take until a request that waits has its first token."""
         ahead = self.queued_tokens // self.settings.max_num_batched_tokens
         return ahead + len(self.replay.waiting) + 3
 
