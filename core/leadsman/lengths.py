@@ -1,54 +1,59 @@
 """How many tokens a request will still put out, before anybody knows.
 
-A slot is taken until an answer ends, so the wait for a slot is a question about lengths. The model:
-lengths of one model's finished answers are an empirical distribution (recent ones weigh more); a
-prefix family (a conversation, a system prompt) shifts it by a factor, the blend of its own recent
-answers and everybody's. A request that has put out g tokens has the distribution above g.
+A slot and its blocks are taken until an answer ends, so waiting for them is a question about
+lengths. What is known of an answer: its `max_tokens` (who caps at 256 wants short answers), how
+long the former answers of its family were (a conversation, a system prompt), and how much it has
+put out already. The model, over bins of a sixteenth of an octave:
 
-A single number per request is wrong in one direction: the next free slot of 64 is a minimum, the
-last is a maximum, and 64 times the mean has neither (on the conversation trace the mean is 146
-tokens late for the first of 64 slots and 855 early for the last). So each request takes its own
-quantile: `spread_draw(n)` for the n-th, a golden-ratio sequence that fills (0, 1) evenly. The error
-of one such replay is within a quarter of that of the mean of 64 random ones.
+    P(bin) ~ seen[cap][bin] * tilt(z[bin])
+
+`seen` counts the answers under caps of the same octave, recent ones more, leaning on those under
+any cap while they are few. z is a bin's rank among all answers on the logistic scale, in units of
+its standard deviation; `tilt` makes of a standard normal one with the mean and variance that the
+family's former ranks predict. How much they predict is learned as well. Beyond `generated` the
+distribution is cut off.
 
 Ignored: that long answers finish last, so that a fresh start sees too many short ones; that answers
 cut at max_tokens would have gone on (the same caps come again); the prompt's length (R^2 = .02).
-Source: Mooncake FAST'25 conversation trace (correlation .61 with the previous answer of a family).
+Source: Mooncake FAST'25 conversation trace (rank correlation .61 with a family's former answer).
 """
 
 import math
-from bisect import bisect_left
 from collections import OrderedDict
-from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
 
 from leadsman.units import BlockKey, Tokens
+
+Floats = npt.NDArray[np.float64]
 
 PRIOR_MEAN = 300.0
 """Tokens assumed of an answer before any has finished, geometrically spread: as in chats."""
 
-PRIOR_WEIGHT = 0.5
+PRIOR_WEIGHT = 0.1
 """How many answers the assumption counts as; it fades like an old sample."""
 
 HALF_LIFE = 1000.0
 """Answers after which an answer counts half."""
 
-FAMILY_EVIDENCE = 0.64
-"""Answers of strangers that one of the family outweighs: (1 - .61) / .61, .61 being the correlation
-within a family on the conversation trace."""
+CAP_EVIDENCE = 3.0
+"""Answers under any cap that count as so many under this one."""
+
+FAMILY_CORRELATION = 0.61
+"""Of an answer with the family's former one, where there is any: as on the conversation trace."""
+
+FAMILY_PRIOR = 20.0
+"""How many pairs of answers the assumption counts as that there is none."""
 
 MAX_FAMILIES = 4096
 
-_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _FAMILY_STEP = 0.25
 _PER_OCTAVE = 16
 _BINS = _PER_OCTAVE * 21
-_EDGES = [math.pow(2.0, bin_ / _PER_OCTAVE) for bin_ in range(_BINS + 1)]
+_EDGES: Floats = 2.0 ** (np.arange(_BINS + 1) / _PER_OCTAVE)
+_LOGISTIC_SD = math.pi / math.sqrt(3.0)
 _HEAVY = 1e12
-
-
-def spread_draw(n: int) -> float:
-    """Give the n-th request its quantile, in (0, 1): any run of draws fills the interval evenly."""
-    return (0.5 + n * _GOLDEN) % 1.0
 
 
 class Lengths:
@@ -57,46 +62,30 @@ class Lengths:
     def __init__(self) -> None:
         self._growth = 2.0 ** (1.0 / HALF_LIFE)
         self._unit = 1.0
-        self._weights = _prior()
-        self._total = sum(self._weights)
-        self._sum = PRIOR_WEIGHT * PRIOR_MEAN
-        self._below: list[float] | None = None
+        self._all = _prior()
+        self._by_cap: dict[int, Floats] = {}
+        self._ranks: Floats | None = None
         self._families: OrderedDict[BlockKey, tuple[float, int]] = OrderedDict()
+        self._pairs = self._left_over = FAMILY_PRIOR
+        self._explained = 0.0
 
-    def add(self, tokens: Tokens, family: BlockKey | None = None) -> None:
+    def add(
+        self,
+        tokens: Tokens,
+        family: BlockKey | None = None,
+        max_tokens: Tokens | None = None,
+    ) -> None:
         """Learn from one answer that ended by itself or at its cap; not from an aborted one."""
         if tokens < 0:
             raise ValueError(f"output length: {tokens} tokens is negative")
+        if family is not None:
+            self._learn_family(family, float(self._z()[_bin(tokens)]))
         self._unit *= self._growth
-        self._weights[_bin(tokens)] += self._unit
-        self._total += self._unit
-        self._sum += self._unit * tokens
-        self._below = None
+        self._all[_bin(tokens)] += self._unit
+        self._under(max_tokens)[_bin(tokens)] += self._unit
+        self._ranks = None
         if self._unit > _HEAVY:
             self._lighten()
-        if family is not None:
-            self._learn_family(family, tokens)
-
-    @property
-    def mean(self) -> float:
-        """Mean output tokens of an answer, over all families."""
-        return self._sum / self._total
-
-    def expected(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> float:
-        """Mean output tokens of an answer of this family, at most `max_tokens`."""
-        tokens = self.mean
-        if family is not None and (known := self._families.get(family)) is not None:
-            average, answers = known
-            evidence = min(answers, 2.0 / _FAMILY_STEP - 1.0)
-            own = evidence / (evidence + FAMILY_EVIDENCE)
-            tokens = own * average + (1.0 - own) * tokens
-        return tokens if max_tokens is None else min(tokens, float(max_tokens))
-
-    def quantile(
-        self, q: float, family: BlockKey | None = None, max_tokens: Tokens | None = None
-    ) -> float:
-        """Output tokens that a share `q`, in (0, 1), of the family's answers does not exceed."""
-        return self.remaining(0, draw=q, family=family, max_tokens=max_tokens)
 
     def remaining(
         self,
@@ -108,42 +97,89 @@ class Lengths:
     ) -> float:
         """Tokens still to come of an answer that has `generated`: the quantile `draw` of them.
 
-        draw: in (0, 1), see `spread_draw`. At least one token, unless the cap is reached: the
-        request is still running. About 2 us.
+        draw: in (0, 1). At least one token, unless the cap is reached: the request is still
+        running. About 15 us.
         """
-        scale = max(self.expected(family), 1.0) / max(self.mean, 1.0)
-        left = max(scale * self._length_beyond(generated / scale, draw) - generated, 1.0)
+        left = max(self._length_beyond(generated, draw, family, max_tokens) - generated, 1.0)
         return left if max_tokens is None else min(left, float(max(max_tokens - generated, 0)))
 
-    def _length_beyond(self, generated: float, draw: float) -> float:
-        """Give the quantile `draw` of the lengths above `generated`, all families together."""
-        if self._below is None:
-            self._below = list(accumulate(self._weights, initial=0.0))
-        below = self._below
-        passed, total = 0.0, below[-1]
-        if generated >= 1.0:
+    def _length_beyond(
+        self, generated: Tokens, draw: float, family: BlockKey | None, max_tokens: Tokens | None
+    ) -> float:
+        """Give the quantile `draw` of the lengths above `generated`."""
+        weights = self._under(max_tokens) + CAP_EVIDENCE * self._unit / self._all.sum() * self._all
+        if family is not None and (known := self._families.get(family)) is not None:
+            weights *= self._tilt(*known)
+        total = weights.sum()
+        if generated >= 1:
             bin_ = _bin(generated)
-            passed = below[bin_] + self._weights[bin_] * _inside(generated, bin_)
-        if total - passed < 1e-9 * total:
-            return generated - self.mean * math.log(1.0 - draw)
-        target = passed + draw * (total - passed)
-        bin_ = min(max(bisect_left(below, target) - 1, 0), _BINS - 1)
-        low, high = _EDGES[bin_], _EDGES[bin_ + 1]
-        return low + (high - low) * min((target - below[bin_]) / self._weights[bin_], 1.0)
+            weights[:bin_] = 0.0
+            weights[bin_] *= 1.0 - _inside(generated, bin_)
+        below = np.cumsum(weights)
+        if below[-1] < 1e-9 * total:
+            return generated + PRIOR_MEAN * -math.log(1.0 - draw)
+        target = draw * float(below[-1])
+        bin_ = min(int(np.searchsorted(below, target)), _BINS - 1)
+        passed = float(below[bin_] - weights[bin_])
+        low, high = float(_EDGES[bin_]), float(_EDGES[bin_ + 1])
+        low = max(low, min(float(generated), high))
+        return low + (high - low) * min((target - passed) / float(weights[bin_]), 1.0)
 
-    def _learn_family(self, family: BlockKey, tokens: Tokens) -> None:
+    def _under(self, max_tokens: Tokens | None) -> Floats:
+        """Give the answers under caps of this octave, for reading and for counting."""
+        octave = -1 if max_tokens is None else _bin(max_tokens) // _PER_OCTAVE
+        if octave not in self._by_cap:
+            self._by_cap[octave] = np.zeros(_BINS)
+        return self._by_cap[octave]
+
+    def _z(self) -> Floats:
+        """Give each bin's rank among all answers on the logistic scale: mean 0, variance 1."""
+        if self._ranks is None:
+            share = (np.cumsum(self._all) - 0.5 * self._all) / self._all.sum()
+            share = np.clip(share, 1e-4, 1.0 - 1e-4)
+            self._ranks = np.log(share / (1.0 - share)) / _LOGISTIC_SD
+        return self._ranks
+
+    # -- families ------------------------------------------------------------------------------
+
+    def _tilt(self, average: float, answers: int) -> Floats:
+        mean, z = self._predicted(average, answers), self._z()
+        variance = min(max(self._left_over / self._pairs, 0.05), 1.0)
+        tilt: Floats = np.exp(0.5 * (z * z - (z - mean) ** 2 / variance))
+        return tilt
+
+    def _predicted(self, average: float, answers: int) -> float:
+        """Predict the rank of a family's next answer from the average of its former ones."""
+        return self._explained / self._pairs * _shrunk(average, answers)
+
+    def _learn_family(self, family: BlockKey, z: float) -> None:
         average, answers = self._families.pop(family, (0.0, 0))
+        if answers:
+            self._learn_pair(_shrunk(average, answers), z)
         step = max(1.0 / (answers + 1), _FAMILY_STEP)
-        self._families[family] = (average + step * (tokens - average), answers + 1)
+        self._families[family] = (average + step * (z - average), answers + 1)
         if len(self._families) > MAX_FAMILIES:
             self._families.popitem(last=False)
 
+    def _learn_pair(self, guess: float, z: float) -> None:
+        fade = 1.0 / self._growth
+        off = z - self._explained / self._pairs * guess
+        self._pairs = fade * self._pairs + guess * guess / FAMILY_CORRELATION**2
+        self._explained = fade * self._explained + guess * z / FAMILY_CORRELATION**2
+        self._left_over = fade * self._left_over + off * off
+
     def _lighten(self) -> None:
         """Take one common factor out of all weights, so that growth never overflows."""
-        self._weights = [weight / self._unit for weight in self._weights]
-        self._total /= self._unit
-        self._sum /= self._unit
+        for weights in (self._all, *self._by_cap.values()):
+            np.divide(weights, self._unit, out=weights)
         self._unit = 1.0
+
+
+def _shrunk(average: float, answers: int) -> float:
+    """Shrink a family's average: one answer correlates as assumed, many with what they share."""
+    evidence = min(answers, 2.0 / _FAMILY_STEP - 1.0)
+    strangers = (1.0 - FAMILY_CORRELATION) / FAMILY_CORRELATION
+    return evidence / (evidence + strangers) * average
 
 
 def _bin(tokens: float) -> int:
@@ -151,10 +187,11 @@ def _bin(tokens: float) -> int:
 
 
 def _inside(tokens: float, bin_: int) -> float:
-    low, high = _EDGES[bin_], _EDGES[bin_ + 1]
+    low, high = float(_EDGES[bin_]), float(_EDGES[bin_ + 1])
     return min(max((tokens - low) / (high - low), 0.0), 1.0)
 
 
-def _prior() -> list[float]:
-    survival = [math.exp(-(edge - 1.0) / PRIOR_MEAN) for edge in _EDGES]
-    return [PRIOR_WEIGHT * (survival[bin_] - survival[bin_ + 1]) for bin_ in range(_BINS)]
+def _prior() -> Floats:
+    survival = np.exp(-(_EDGES - 1.0) / PRIOR_MEAN)
+    weights: Floats = PRIOR_WEIGHT * (survival[:-1] - survival[1:])
+    return weights

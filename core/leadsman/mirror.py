@@ -52,6 +52,7 @@ class Flight:
 
     seq: Seq
     granted_at: Seconds
+    max_tokens: Tokens | None = None
     first_at: Seconds | None = None
     is_witness: bool = False
     is_alone: bool = False
@@ -109,7 +110,12 @@ class Mirror:
         seq = self.sequence(granted, expected)
         self._arrivals += 1
         seq.arrival = self._arrivals
-        flight = Flight(seq=seq, granted_at=granted.at, is_alone=not self.flights)
+        flight = Flight(
+            seq=seq,
+            granted_at=granted.at,
+            max_tokens=granted.max_tokens,
+            is_alone=not self.flights,
+        )
         for other in self.flights.values():
             other.is_alone = other.is_alone and other.first_at is not None
         self.flights[granted.request] = flight

@@ -95,7 +95,7 @@ class WorkerState:
 
     def price(self, request: Request, now: Seconds) -> Price:
         """Replay this worker with the request behind all that it has; moves the mirror to `now`."""
-        return self._price(self._as_granted(request, now), request.family, self.weights)
+        return self._price(self._as_granted(request, now), self.weights)
 
     def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:
         """Add to a price how far off it may be, and what it rests on."""
@@ -123,11 +123,10 @@ class WorkerState:
         at, wait = self._last_wait
         return max(self.mirror.queued_seconds, wait - (now - at), 0.0)
 
-    def _price(self, granted: Granted, family: BlockKey | None, weights: StepWeights) -> Price:
+    def _price(self, granted: Granted, weights: StepWeights) -> Price:
         mirror = self.mirror
         self._catch_up(granted.at)
-        expected = self._expected(0, family, granted.max_tokens)
-        found = forecast(mirror, mirror.sequence(granted, expected), weights, granted.at)
+        found = forecast(mirror, mirror.sequence(granted, expected=1), weights, granted.at)
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
         self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))
@@ -146,7 +145,8 @@ class WorkerState:
         for seq in replay.overdue():
             generated = replay.generated(seq)
             family = self._expectations[seq.id].family if seq.id in self._expectations else None
-            replay.expect(seq, generated + self._expected(generated, family, seq.limit))
+            cap = self.mirror.flights[seq.id].max_tokens
+            replay.expect(seq, generated + self._expected(generated, family, cap))
 
     def _expected(self, generated: Tokens, family: BlockKey | None, most: Tokens | None) -> Tokens:
         """Output tokens still to come: the median, since most are followed to their end."""
@@ -176,7 +176,7 @@ class WorkerState:
         other_ttft = price.ttft
         if prior != learned:
             other = learned if priced_by_prior else prior
-            other_ttft = self._price(granted, request.family, other).ttft
+            other_ttft = self._price(granted, other).ttft
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
         self._expectations[request.id] = Expectation(
@@ -207,7 +207,7 @@ class WorkerState:
         expectation = self._expectations.pop(ended.request, None)
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
             family = None if expectation is None else expectation.family
-            self.lengths.add(ended.completion_tokens, family)
+            self.lengths.add(ended.completion_tokens, family, flight.max_tokens)
 
     def saw_events(self, batch: KvEvents) -> None:
         """Take a batch of KV events; a sequence that falls back is a restarted engine."""

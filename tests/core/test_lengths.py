@@ -2,21 +2,22 @@
 
 import math
 import random
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.lengths import MAX_FAMILIES, PRIOR_MEAN, Lengths, spread_draw
+from leadsman.lengths import MAX_FAMILIES, PRIOR_MEAN, Lengths
 
 answers = st.lists(st.integers(0, 100_000), max_size=60)
 families = st.one_of(st.none(), st.integers(0, 3))
+caps = st.one_of(st.none(), st.integers(1, 100_000))
 
 
-def learned(lengths, family=None):
+def learned(lengths, family=None, cap=None):
     known = Lengths()
     for tokens in lengths:
-        known.add(tokens, family)
+        known.add(tokens, family, cap)
     return known
 
 
@@ -25,22 +26,31 @@ def exponential(mean, count, seed=0):
     return [max(1, round(chance.expovariate(1 / mean))) for _ in range(count)]
 
 
+def talkers(alike, count=3000, seed=0):
+    """Answers of 40 families, each as long as a former one of its family with chance `alike`."""
+    chance, known, own = random.Random(seed), Lengths(), {}
+    for _ in range(count):
+        family = chance.randrange(40)
+        if family not in own or chance.random() > alike:
+            own[family] = max(1, round(chance.lognormvariate(5.0, 1.0)))
+        known.add(own[family], family)
+    return known
+
+
 @given(answers, families, st.integers(0, 10_000), st.integers(1, 5_000), st.floats(0.01, 0.99))
 def test_no_answer_is_expected_beyond_its_cap(lengths, family, generated, cap, draw):
-    known = learned(lengths, family)
+    known = learned(lengths, family, cap)
 
-    expected = known.expected(family, cap)
     left = known.remaining(generated, draw=draw, family=family, max_tokens=cap)
 
-    assert 0 <= expected <= cap
     assert 0 <= left <= max(cap - generated, 0)
 
 
-@given(answers, families, st.integers(0, 200_000), st.floats(0.01, 0.98))
+@given(answers, families, caps, st.integers(0, 200_000), st.floats(0.01, 0.98))
 def test_a_running_answer_has_at_least_one_token_left_and_rises_with_its_quantile(
-    lengths, family, generated, draw
+    lengths, family, cap, generated, draw
 ):
-    known = learned(lengths, family)
+    known = learned(lengths, family, cap)
 
     lower = known.remaining(generated, draw=draw, family=family)
     upper = known.remaining(generated, draw=draw + 0.01, family=family)
@@ -53,7 +63,7 @@ def test_a_running_answer_has_at_least_one_token_left_and_rises_with_its_quantil
 def test_a_quantile_is_that_of_the_answers_seen(lengths, q):
     known = learned(lengths * 20)
 
-    value = known.quantile(q)
+    value = known.remaining(0, draw=q)
 
     ordered = sorted(lengths)
     low = ordered[max(int((q - 0.05) * len(ordered)) - 1, 0)]
@@ -64,50 +74,71 @@ def test_a_quantile_is_that_of_the_answers_seen(lengths, q):
 def test_before_any_answer_the_prior_holds():
     known = Lengths()
 
-    expected = known.expected()
+    left = known.remaining(0)
 
-    assert expected == pytest.approx(PRIOR_MEAN)
-    assert known.quantile(0.5) == pytest.approx(PRIOR_MEAN * math.log(2), rel=0.05)
-
-
-def test_the_mean_follows_the_answers():
-    known = learned([100] * 400)
-
-    expected = known.expected()
-
-    assert expected == pytest.approx(100, rel=0.05)
+    assert left == pytest.approx(PRIOR_MEAN * math.log(2), rel=0.05)
 
 
 def test_recent_answers_weigh_more():
     known = learned([1000] * 5000 + [100] * 5000)
 
-    expected = known.expected()
+    left = known.remaining(0, draw=0.9)
 
-    assert expected < 150
+    assert left < 150
 
 
 def test_weights_never_overflow():
-    known = learned([100, 300] * 30_000)
+    known = learned([100, 300] * 30_000, family=3, cap=400)
 
-    expected = known.expected()
+    left = known.remaining(0, draw=0.75, max_tokens=400)
 
-    assert expected == pytest.approx(200, rel=0.01)
-    assert known.quantile(0.75) == pytest.approx(300, rel=0.05)
+    assert left == pytest.approx(300, rel=0.05)
 
 
-def test_a_family_is_told_from_the_rest_after_one_answer():
-    known = learned([300] * 200)
+def test_where_families_answer_alike_one_answer_tells_the_next():
+    known = talkers(alike=0.9)
+    known.add(20, family=100)
+    known.add(2000, family=101)
 
-    known.add(30, family=7)
+    short, long = known.remaining(0, family=100), known.remaining(0, family=101)
 
-    assert known.expected(7) == pytest.approx(0.61 * 30 + 0.39 * known.mean, rel=0.01)
-    assert known.expected(8) == pytest.approx(known.mean)
+    everybody = known.remaining(0)
+    assert short < 0.5 * everybody
+    assert long > 2.0 * everybody
+
+
+def test_where_families_do_not_answer_alike_an_answer_tells_nothing():
+    known = talkers(alike=0.0)
+    known.add(20, family=100)
+
+    left = known.remaining(0, family=100)
+
+    assert left == pytest.approx(known.remaining(0), rel=0.25)
+
+
+def test_a_cap_tells_what_answers_under_such_caps_were():
+    known = learned([1000, 2000, 3000] * 100)
+    for tokens in (60, 70, 80) * 10:
+        known.add(tokens, max_tokens=100)
+
+    capped, free = known.remaining(0, max_tokens=100), known.remaining(0)
+
+    assert capped == pytest.approx(70, rel=0.1)
+    assert free > 900
+
+
+def test_a_cap_never_seen_leans_on_all_answers():
+    known = learned([100, 200, 300] * 100)
+
+    left = known.remaining(0, max_tokens=5000)
+
+    assert left == pytest.approx(200, rel=0.1)
 
 
 def test_a_long_survivor_of_a_memoryless_crowd_has_the_mean_left():
     known = learned(exponential(200, 3000))
 
-    left = fmean(known.remaining(400, draw=spread_draw(n)) for n in range(500))
+    left = fmean(known.remaining(400, draw=(n + 0.5) / 100) for n in range(100))
 
     assert left == pytest.approx(200, rel=0.15)
 
@@ -117,39 +148,26 @@ def test_an_answer_longer_than_any_seen_still_has_a_future():
 
     left = known.remaining(100_000)
 
-    assert 1 <= left <= 200
+    assert 1 <= left <= 300
 
 
-def test_spread_draws_find_the_first_and_the_last_free_slot():
-    lengths = exponential(300, 4000, seed=1)
-    known = learned(lengths)
-    chance = random.Random(2)
+def test_the_median_halves_the_answers_to_come():
+    known = learned(exponential(300, 4000, seed=1))
 
-    spread = sorted(known.remaining(0, draw=spread_draw(n)) for n in range(64))
+    left = known.remaining(100)
 
-    trials = [sorted(chance.choices(lengths, k=64)) for _ in range(300)]
-    first, last = fmean(t[0] for t in trials), fmean(t[-1] for t in trials)
-    assert abs(spread[0] - first) < 10
-    assert spread[-1] == pytest.approx(last, rel=0.4)
-
-
-@given(st.integers(0, 10**6), st.integers(4, 200))
-def test_any_run_of_draws_fills_the_interval(start, count):
-    draws = sorted(spread_draw(n) for n in range(start, start + count))
-
-    gaps = [b - a for a, b in zip([0.0, *draws], [*draws, 1.0], strict=True)]
-
-    assert max(gaps) < 3 / count
+    to_come = [n - 100 for n in exponential(300, 4000, seed=2) if n > 100]
+    assert left == pytest.approx(median(to_come), rel=0.1)
 
 
 def test_families_are_forgotten_beyond_the_limit():
-    known = Lengths()
+    known = talkers(alike=0.9)
 
-    for family in range(MAX_FAMILIES + 1):
-        known.add(1000, family)
+    for family in range(1000, 1000 + MAX_FAMILIES + 1):
+        known.add(2000, family)
 
-    assert known.expected(0) == known.expected()
-    assert known.expected(1) != known.expected()
+    assert known.remaining(0, family=1000) == known.remaining(0)
+    assert known.remaining(0, family=1001) != known.remaining(0)
 
 
 def test_a_negative_length_is_refused():

@@ -101,14 +101,14 @@ def test_bounds_are_as_wide_as_predictions_were_off():
 def test_only_answers_that_finished_teach_lengths():
     lengths = Lengths()
     state = worker(lengths=lengths)
-    before = lengths.mean
+    before = lengths.remaining(0)
 
     for number, outcome in enumerate(set(Outcome) - {Outcome.FINISHED}):
         reserve(state, request(f"r{number}"), 1.0)
         said(state, f"r{number}", 2.0)
         over(state, f"r{number}", 3.0, tokens=9000, outcome=outcome)
 
-    assert lengths.mean == before
+    assert lengths.remaining(0) == before
 
 
 def test_a_family_that_says_little_is_expected_to_say_little():
