@@ -84,6 +84,31 @@ def test_the_mirror_is_where_the_engine_is(is_async, seed, rate):
 
 
 @BOTH
+@SEEDS
+def test_no_count_runs_away_on_a_crowded_engine_of_unknown_speed(is_async, seed):
+    engine = watched(
+        is_async, slots=32, blocks=400, believed=GUESS, trust=0.003, chunk_late=jitter(0.002)
+    )
+    rng, gaps = Random(seed), []
+
+    def compare(engine):
+        believed = engine.believed_state()
+        for name, computed in engine.truth(engine.ahead).items():
+            if engine.generated.get(name) and name in believed and engine.now > 20:
+                gaps.append(believed[name] - computed)
+
+    engine.after_each = compare
+    for number in range(300):
+        engine.run(engine.now + rng.expovariate(4.0))
+        engine.submit(f"r{number}", rng.randint(100, 2000), rng.randint(20, 400), expected=100)
+    engine.run_out()
+
+    assert engine.engine.scheduler.preemptions > 0
+    assert np.mean(np.abs(gaps) <= 2) > 0.6
+    assert -3 < np.mean(gaps) < 3
+
+
+@BOTH
 def test_nothing_is_held_once_everything_has_ended(is_async):
     engine = watched(is_async)
 
