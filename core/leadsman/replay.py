@@ -115,9 +115,10 @@ class Replay:
     """
 
     __slots__ = (
-        "_cut", "_expectations", "_is_full", "_limits", "_lingering", "_orders", "_preempted",
-        "_refused", "_seen_until", "believes", "clock", "context", "decoding", "ended", "entered",
-        "free", "lost", "phases", "prefilling", "settings", "tick", "unused", "waiting",
+        "_cut", "_is_full", "_lingering", "_orders", "_preempted",
+        "_refused", "believes", "clock", "context", "decoding", "ended", "entered", "expectations",
+        "free", "limits", "lost", "phases", "prefilling", "seen_until", "settings", "tick",
+        "unused", "waiting",
     )  # fmt: skip
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -135,14 +136,14 @@ class Replay:
         self.unused: Blocks = settings.num_blocks
         self.lost: Blocks = 0
         self.phases: dict[int, int] = {}
-        self._limits: list[tuple[int, RequestId]] = []
-        self._expectations: list[tuple[int, RequestId]] = []
+        self.limits: list[tuple[int, RequestId]] = []
+        self.expectations: list[tuple[int, RequestId]] = []
         self._lingering: list[tuple[Seq, Blocks]] = []
         self._is_full = self._preempted = False
         self._refused: Seq | None = None
         self._cut: Tokens | None = None
         self._orders = 0
-        self._seen_until: Seconds | None = None
+        self.seen_until: Seconds | None = None
 
     def fork(self) -> "Replay":
         """Copy the state so that it can be run into the future; expected ends count there."""
@@ -154,13 +155,13 @@ class Replay:
         twin.ended = []
         twin.entered = {seq.id: seq for seq in twin.prefilling}
         twin.waiting = self.waiting.copy()
-        twin._limits = self._limits.copy()
-        twin._expectations = self._expectations.copy()
+        twin.limits = self.limits.copy()
+        twin.expectations = self.expectations.copy()
         twin.context, twin.free = self.context, self.free
         twin.unused, twin.lost = self.unused, self.lost
         twin.phases = self.phases.copy()
         twin._lingering = self._lingering.copy()
-        twin._orders, twin._seen_until = self._orders, self._seen_until
+        twin._orders, twin.seen_until = self._orders, self.seen_until
         twin._is_full = twin._preempted = False
         twin._refused, twin._cut = None, None
         return twin
@@ -181,6 +182,11 @@ class Replay:
     def lingering(self) -> Blocks:
         """Blocks of ended sequences that are given back one step later."""
         return sum(blocks for _, blocks in self._lingering)
+
+    @property
+    def lingerers(self) -> int:
+        """Ended sequences that hold their slot for one more step."""
+        return len(self._lingering)
 
     def generated(self, seq: Seq) -> Tokens:
         """Output tokens that a sequence has by now."""
@@ -220,16 +226,16 @@ class Replay:
     def wake(self) -> None:
         """Begin a busy stretch when somebody is there: the engine is idle, and holds nothing."""
         arrival = None if self._head_of_queue(self.clock) else self.next_arrival
-        self.clock, self._seen_until = arrival or self.clock, None
+        self.clock, self.seen_until = arrival or self.clock, None
         self._release_lingering()
 
     def ran(self, step: Step, until: Seconds) -> None:
         """`step` ended at `until`: the next one starts there."""
         start = self.clock
         self.clock = until
-        self._seen_until = start
+        self.seen_until = start
         if step.repeats > 1:
-            self._seen_until = until - (until - start) / step.repeats
+            self.seen_until = until - (until - start) / step.repeats
 
     def place(self, seq: Seq, computed: Tokens) -> None:
         """Put a sequence where it was seen to be: `computed` tokens done, whatever was believed."""
@@ -351,8 +357,8 @@ class Replay:
 
     def _visible(self) -> Seconds:
         """Give the time until which an arrival is seen by the next step."""
-        if self.settings.async_scheduling and self._seen_until is not None:
-            return self._seen_until
+        if self.settings.async_scheduling and self.seen_until is not None:
+            return self.seen_until
         return self.clock
 
     def _head_of_queue(self, visible: Seconds) -> Seq | None:
@@ -526,7 +532,7 @@ class Replay:
         phase = (seq.computed - self.tick) % self.settings.block_size
         self.phases[phase] = self.phases.get(phase, 0) + 1
         if seq.limit is not None:
-            heappush(self._limits, (self.tick + seq.limit - seq.generated, seq.id))
+            heappush(self.limits, (self.tick + seq.limit - seq.generated, seq.id))
         self.expect(seq, seq.expected)
 
     def expect(self, seq: Seq, expected: Tokens) -> None:
@@ -534,11 +540,11 @@ class Replay:
         seq.expected = expected
         if seq.id in self.decoding:
             seq.due = self.tick + max(expected - self.generated(seq), 0)
-            heappush(self._expectations, (seq.due, seq.id))
+            heappush(self.expectations, (seq.due, seq.id))
 
     def overdue(self) -> list[Seq]:
         """Decoding sequences that outlive what was expected of them by their next token."""
-        found, heap = [], self._expectations
+        found, heap = [], self.expectations
         while heap and heap[0][0] <= self.tick:
             due, request = heappop(heap)
             seq = self.decoding.get(request)
@@ -548,7 +554,7 @@ class Replay:
 
     def _next_end(self) -> int:
         """The tick of the next end that counts, far off where there is none."""
-        return min(self._head(self._limits, None), self._head(self._expectations, self.believes))
+        return min(self._head(self.limits, None), self._head(self.expectations, self.believes))
 
     def _head(self, heap: list[tuple[int, RequestId]], believed: bool | None) -> int:
         if believed is False:
@@ -563,9 +569,9 @@ class Replay:
 
     def _end_decodes(self) -> None:
         while self._next_end() <= self.tick:
-            heap = self._limits
+            heap = self.limits
             if self._head(heap, None) > self.tick:
-                heap = self._expectations
+                heap = self.expectations
             seq = self.decoding[heappop(heap)[1]]
             length, generated = seq.computed + self.tick - seq.base, self.generated(seq)
             self._end(seq, length, self._leave_decoding(seq))

@@ -12,10 +12,11 @@ import numpy as np
 
 from leadsman.curve import CurveLearner, KnownCurve, PrefillCurve, fingerprint
 from leadsman.engine import EngineSettings
+from leadsman.firstcome import Forecast
 from leadsman.lengths import Lengths
 from leadsman.mirror import ARRIVAL_DELAY, Flight, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
-from leadsman.pricing import Forecast, forecast
+from leadsman.pricing import forecast
 from leadsman.records import (
     Ended,
     Granted,

@@ -9,7 +9,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from leadsman.engine import EngineSettings
 from leadsman.mirror import Mirror
-from leadsman.pricing import forecast
+from leadsman.pricing import forecast, stepwise
 from leadsman.records import Granted
 from leadsman.replay import Replay
 from leadsman.steptime import StepFeatures, StepLearner, StepWeights
@@ -270,9 +270,10 @@ def test_skipping_changes_no_forecast():
     for number in range(12):
         idle.queue(f"q{number}", Work(f"q{number}", 50, 12))
 
-    skipped = idle.predict(Work("a", 30, 5))
+    target = idle.mirror.sequence(granted("target", Work("a", 30, 5)), 5)
+    skipped = stepwise(idle.mirror, target, WEIGHTS, 0.0)
     with patch.object(Replay, "skip", lambda *_: None):
-        stepped = idle.predict(Work("a", 30, 5))
+        stepped = stepwise(idle.mirror, target, WEIGHTS, 0.0)
 
     assert skipped == pytest.approx(stepped)
 

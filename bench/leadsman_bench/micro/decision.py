@@ -19,11 +19,13 @@ from typing import Final
 from unittest.mock import patch
 
 import numpy as np
+from leadsman import worker as worker_module
 from leadsman.budget import Budget
 from leadsman.curve import fingerprint
 from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.prediction import Admitted
+from leadsman.pricing import stepwise
 from leadsman.records import (
     Ended,
     Granted,
@@ -87,7 +89,8 @@ def _price(rng: np.random.Generator) -> tuple[Seconds, Seconds]:
     asked = [_request(f"asked-{i}", _keys(rng, PROMPT // BLOCK), PROMPT - i) for i in range(PRICES)]
     work = [partial(state.price, request, 1 + i * APART) for i, request in enumerate(asked)]
     closed = median(map(_seconds, work))
-    with patch.object(Replay, "skip", lambda *_: None):
+    step_by_step = patch.multiple(worker_module, forecast=stepwise)
+    with step_by_step, patch.object(Replay, "skip", lambda *_: None):
         stepped = median(map(_seconds, work[-STEPPED:]))
     return closed, stepped
 

@@ -1,0 +1,105 @@
+"""What a request will find cached when its turn comes: the mirror's pool, run into the future.
+
+Blocks are pushed out from the head of today's free queue first, then from what requests gave back
+that ended since, in the order of their ends, each from its deepest block on. What those ahead of a
+request have stored by then is found, as far as their prompts are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from leadsman.mirror import Mirror
+from leadsman.replay import Hit, Seq
+from leadsman.units import BlockKey, Blocks, RequestId, Tokens
+
+
+class Passing(Protocol):
+    """A request that was admitted since the mirror's state; `shared` blocks were others' before."""
+
+    id: RequestId
+    keys: list[BlockKey]
+    cached: Tokens | None
+    shared: Blocks
+    computed: Tokens
+
+
+class Future(Protocol):
+    """A run from the mirror's state on.
+
+    lost: cached blocks that were given to new tokens since. entered: requests that run or ran, by
+    their admission. ended: those that are over, in order, with their lengths.
+    """
+
+    @property
+    def lost(self) -> Blocks:
+        """How far eviction has come."""
+        ...
+
+    @property
+    def entered(self) -> Mapping[RequestId, Passing]:
+        """Who has run since, in the order of admission."""
+        ...
+
+    @property
+    def ended(self) -> Sequence[tuple[Passing, Tokens]]:
+        """Who has ended since, in order, with their lengths."""
+        ...
+
+
+class FutureCache:
+    """Looks up what is cached at each moment of one run into the future."""
+
+    def __init__(self, mirror: Mirror, future: Future) -> None:
+        self._mirror, self._future = mirror, future
+        self._touched: list[int] = []
+        self._touched_by = 0
+
+    def lookup(self, seq: Seq) -> Hit:
+        """Look up what `seq` finds cached if it is admitted in the next step."""
+        mirror, pool = self._mirror, self._mirror.pool
+        most = mirror.readable(seq)
+        if not most or not (seq.kin or seq.keys[0] in pool):
+            return Hit(0, 0)
+        pinned = pool.pinned(seq.keys, most)
+        lost = self._future.lost
+        if lost > 0:
+            self._touch()
+        alive = self._alive(seq, most, lost - len(pool.free) + len(self._touched))
+        depth = pool.depth(seq.keys, most, pool.cutoff(lost, self._touched))
+        depth = max(depth, alive) if alive >= pinned else min(depth, alive)
+        return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
+
+    def _touch(self) -> None:
+        free, size = self._mirror.pool.free, self._mirror.settings.block_size
+        entered = list(self._future.entered.values())
+        for seq in entered[self._touched_by :]:
+            hit = (seq.cached or 0) // size
+            self._touched += [free[key] for key in seq.keys[seq.shared : hit] if key in free]
+        self._touched_by = len(entered)
+        self._touched.sort()
+
+    def _alive(self, seq: Seq, most: Blocks, eaten: Blocks) -> Blocks:
+        """Count the leading blocks that those in flight before `seq` hold, or gave back last."""
+        entered, size = self._future.entered, self._mirror.settings.block_size
+        left = self._left(eaten) if eaten > 0 and seq.kin else {}
+        alive = 0
+        for request, common in seq.kin:
+            if common > alive:
+                other = entered.get(request) or self._began_before(request)
+                if other is not None:
+                    stored = min(other.computed // size, left.get(request, 1 << 30))
+                    alive = max(alive, min(common, stored, most))
+        return alive
+
+    def _began_before(self, request: RequestId) -> Seq | None:
+        flight = self._mirror.flights.get(request)
+        return flight.seq if flight is not None and flight.seq.computed else None
+
+    def _left(self, eaten: Blocks) -> dict[RequestId, Blocks]:
+        """Count what is left of each ended request once `eaten` of the blocks given back went."""
+        size = self._mirror.settings.block_size
+        left: dict[RequestId, Blocks] = {}
+        for seq, length in self._future.ended:
+            left.setdefault(seq.id, max(0, length // size - max(0, eaten)))
+            eaten -= length // size - seq.shared
+        return left

@@ -1,0 +1,129 @@
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from leadsman.engine import EngineSettings
+from leadsman.firstcome import FirstCome, is_first_come
+from leadsman.mirror import Mirror
+from leadsman.pricing import forecast, stepwise
+from leadsman.records import Granted
+from leadsman.replay import Replay
+from leadsman.steptime import StepLearner, StepWeights
+from leadsman.units import RequestId, WorkerId
+
+SIZE = 4
+WEIGHTS = StepWeights(0.01013, 1.0171e-3, 1.0193e-5, 1.0223e-3, 1.0237e-5, 0.0020291)
+FREE_DECODES = StepWeights(0.0, 1.0171e-3, 1.0193e-5, 0.0, 0.0, 0.0020291)
+
+
+@st.composite
+def engines(draw, **fixed):
+    budget = draw(st.sampled_from([8, 16, 64]))
+    drawn = {
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": draw(st.integers(1, 7)),
+        "num_blocks": draw(st.sampled_from([16, 24, 40, 80, 400])),
+        "enable_chunked_prefill": draw(st.sampled_from([True, True, True, False])),
+        "long_prefill_token_threshold": draw(st.sampled_from([None, None, None, 6])),
+        "async_scheduling": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["fcfs", "fcfs", "fcfs", "priority"])),
+        "watermark": draw(st.sampled_from([0.0, 0.1])),
+        "reserve_full_isl": draw(st.booleans()),
+        "enable_prefix_caching": draw(st.sampled_from([True, True, True, False])),
+    }
+    return EngineSettings(
+        model="m", version="0.33.0", max_model_len=100, block_size=SIZE, **drawn | fixed
+    )
+
+
+def keys(family, blocks):
+    return np.array([1 + family * 1000 + block for block in range(blocks)], dtype=np.uint64)
+
+
+@st.composite
+def grants(draw, at):
+    """A request of one of some families, each of which has the same tokens at each place."""
+    drawn = draw(st.tuples(st.integers(0, 8), st.integers(1, 60), st.integers(0, 2)))
+    family, prompt, priority = drawn
+    return Granted(
+        worker=WorkerId("w"),
+        request=RequestId("target"),
+        at=at,
+        prompt_tokens=prompt,
+        keys=keys(family, prompt // SIZE),
+        max_tokens=draw(st.sampled_from([None, 1, 4, 30])),
+        priority=priority,
+        predicted_ttft=None,
+        reads_cache=draw(st.sampled_from([True, True, False])),
+    )
+
+
+class Asked:
+    """A mirror in the midst of its work, and a request that it is asked about."""
+
+    def __init__(self, settings, weights, draw):
+        self.mirror = mirror = Mirror(settings, StepLearner(weights))
+        self.weights, self.now = weights, 0.0
+        for family, blocks in draw(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 9)))):
+            mirror.pool.keep(keys(family, blocks).tolist()[: settings.num_blocks // 4])
+        for number in range(draw(st.integers(0, 9))):
+            self.now += draw(st.sampled_from([0.0, 0.0, 0.004, 0.3]))
+            granted = draw(grants(self.now))
+            mirror.grant(
+                Granted(
+                    **{n: getattr(granted, n) for n in granted.__slots__}
+                    | {"request": RequestId(f"r{number}")}
+                ),
+                draw(st.integers(1, 20)),
+            )
+            for _ in range(draw(st.integers(0, 5))):
+                mirror._commit()
+        for seq in mirror.replay.overdue():
+            mirror.replay.expect(seq, mirror.replay.generated(seq) + draw(st.integers(1, 9)))
+        self.now += draw(st.sampled_from([0.0, 0.01, 1.0]))
+        self.target = mirror.sequence(draw(grants(self.now)), draw(st.integers(1, 20)))
+
+    def in_steps(self):
+        with patch.object(Replay, "skip", lambda *_: None):
+            return stepwise(self.mirror, self.target, self.weights, self.now)
+
+    def in_closed_form(self):
+        return FirstCome(self.mirror, self.target, self.weights, self.now).run()
+
+
+@st.composite
+def asked(draw, **fixed):
+    weights = draw(st.sampled_from([WEIGHTS, WEIGHTS, FREE_DECODES]))
+    return Asked(draw(engines(**fixed)), weights, draw)
+
+
+ordinary = asked(
+    policy="fcfs", enable_chunked_prefill=True, long_prefill_token_threshold=None
+).filter(lambda one: is_first_come(one.mirror.replay))
+
+
+@profile(max_examples=2000)
+@given(ordinary)
+def test_the_closed_form_is_the_replay_step_by_step(one):
+    closed = one.in_closed_form()
+
+    stepped = one.in_steps()
+
+    event("left to the replay" if closed is None else "closed")
+    if closed is not None:
+        assert stepped is not None
+        assert closed.cached_tokens == stepped.cached_tokens
+        assert closed[:2] == pytest.approx(stepped[:2], rel=1e-9)
+
+
+@profile(max_examples=500)
+@given(asked())
+def test_a_forecast_is_the_replay_step_by_step_whatever_the_engines_rules(one):
+    found = forecast(one.mirror, one.target, one.weights, one.now)
+
+    stepped = one.in_steps()
+
+    assert found == (stepped and pytest.approx(stepped, rel=1e-9))
