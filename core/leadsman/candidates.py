@@ -75,25 +75,28 @@ class Candidates:
         """Keep only the workers at these endpoints: a gateway's subset hint."""
         return self._those([worker.endpoint in endpoints for worker in self.workers])
 
-    def _those(self, kept: list[bool]) -> "Candidates":
-        if all(kept):
+    def at(self, places: Ints | None) -> "Candidates":
+        """Keep only the workers at these places; all where None."""
+        if places is None:
             return self
-        mask = np.array(kept, dtype=np.bool_)
         return Candidates(
-            workers=[worker for worker, keep in zip(self.workers, kept, strict=True) if keep],
-            cached=self.cached[mask],
-            own_floors=self.own_floors[mask],
-            wait_floors=self.wait_floors[mask],
-            measured=self.measured[mask],
+            workers=[self.workers[place] for place in places.tolist()],
+            cached=self.cached[places],
+            own_floors=self.own_floors[places],
+            wait_floors=self.wait_floors[places],
+            measured=self.measured[places],
             home=self.home,
             returns=self.returns,
         )
+
+    def _those(self, kept: list[bool]) -> "Candidates":
+        return self if all(kept) else self.at(np.flatnonzero(kept))
 
 
 def own_prefill_floors(curves: Floats, prompt_tokens: Tokens, cached: Ints) -> Floats:
     """Seconds of the request's own prefill on each worker.
 
-    curves: (overhead, a, b) of each worker, shape (workers, 3); cached: shape (workers,).
+    curves: (overhead, a, b, …) of each worker, shape (workers, ≥ 3); cached: shape (workers,).
     """
     new, total = prompt_tokens - cached, prompt_tokens + cached
     floors: Floats = curves[:, 0] + new * (curves[:, 1] + curves[:, 2] * total)

@@ -80,7 +80,10 @@ class Columns:
         """List workers, all where None, with their credited column, or -1 where none is."""
         if workers is None:
             return self._order, self._numbers
-        return tuple(workers), self._credited_of(workers)
+        asked = tuple(workers)
+        if asked not in self._asked:
+            self._asked[asked] = self._credited_of(asked)
+        return asked, self._asked[asked]
 
     def check(self) -> set[int]:
         """Assert every invariant; returns the columns in use."""
@@ -95,6 +98,7 @@ class Columns:
         return np.array(numbers, dtype=np.int64)
 
     def _note_credit(self) -> None:
+        self._asked: dict[tuple[WorkerId, ...], Numbers] = {}
         self._order = tuple(self._places)
         self._numbers = self._credited_of(self._order)
         flags = np.zeros(64 * max(1, -(-self._made // 64)), dtype=np.bool_)

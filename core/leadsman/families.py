@@ -37,9 +37,8 @@ class Families:
             return None
         depth = min(len(keys), -(-int(cached.max(initial=0)) // size) + 1)
         recent = keys[max(0, depth - ANSWER_BLOCKS) : depth].tolist()
-        earlier = (self._by_end.get(key) for key in reversed(recent))
         end = int(keys[-1])
-        family = next((found for found in earlier if found is not None), end)
+        family = next(filter(None, map(self._by_end.get, reversed(recent))), end)
         self._by_end[end] = family
         if len(self._by_end) > MOST_PROMPTS:
             self._by_end.popitem(last=False)

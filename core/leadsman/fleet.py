@@ -12,7 +12,7 @@ from typing import assert_never
 import numpy as np
 
 from leadsman.budget import Budget
-from leadsman.candidates import Candidates, own_prefill_floors
+from leadsman.candidates import Candidates, Ints
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
 from leadsman.decide import decide
 from leadsman.families import Families
@@ -33,6 +33,7 @@ from leadsman.records import (
 )
 from leadsman.request import Request
 from leadsman.returns import Returns
+from leadsman.standing import Standing
 from leadsman.units import Seconds, Tokens, WorkerId
 from leadsman.worker import WorkerState
 
@@ -54,6 +55,7 @@ class Fleet:
         self._returns: dict[str, Returns] = {}
         self._homes: dict[str, WorkerId] = {}
         self._families = Families()
+        self._standings: dict[str, Standing] = {}
 
     # -- what is asked of it -------------------------------------------------------------------
 
@@ -71,21 +73,19 @@ class Fleet:
 
     def candidates(self, request: Request, now: Seconds) -> Candidates:
         """List the workers that could serve the request, with what is known without a replay."""
-        states = [s for s in self.workers.values() if s.settings.model == request.model]
-        if request.endpoints is not None:
-            states = [state for state in states if state.endpoint in request.endpoints]
-        states = _roomy(states, request.prompt_tokens)
-        cached = self._credited(request, states)
-        curves = np.array([state.floor_curve for state in states]).reshape(-1, 3)
-        return Candidates(
-            workers=states,
+        standing = self._standing(request.model)
+        cached = self._credited(request, standing)
+        own, wait, measured = standing.floors(request.prompt_tokens, cached, now)
+        everyone = Candidates(
+            workers=standing.states,
             cached=cached,
-            own_floors=own_prefill_floors(curves, request.prompt_tokens, cached),
-            wait_floors=np.array([state.wait_floor(now) for state in states]),
-            measured=np.array([state.provenance != "unmeasured" for state in states], dtype=bool),
+            own_floors=own,
+            wait_floors=wait,
+            measured=measured,
             home=self._homes.get(request.session) if request.session is not None else None,
             returns=self._returns.setdefault(request.model, Returns()),
         )
+        return everyone.at(standing.able(request.prompt_tokens, request.endpoints))
 
     def block_sizes(self, model: str) -> tuple[Tokens, ...]:
         """Say which block sizes the workers of a model have."""
@@ -97,17 +97,23 @@ class Fleet:
         state = self.workers.get(worker)
         return state is not None and state.mirror.wants_witness
 
-    def _credited(self, request: Request, states: list[WorkerState]) -> np.ndarray:
+    def _standing(self, model: str) -> Standing:
+        standing = self._standings.get(model)
+        if standing is None:
+            states = [s for s in self.workers.values() if s.settings.model == model]
+            standing = self._standings[model] = Standing(states)
+        return standing
+
+    def _credited(self, request: Request, standing: Standing) -> Ints:
         """Prompt tokens that each worker is known to hold now, never the last one."""
-        cached = np.zeros(len(states), dtype=np.int64)
+        cached = np.zeros(len(standing.states), dtype=np.int64)
         if not request.reads_cache:
             return cached
         for size, keys in request.keys.items():
-            places = [i for i, state in enumerate(states) if state.settings.block_size == size]
-            if places and len(keys):
+            places, workers = standing.by_size.get(size, (None, ()))
+            if places is not None and len(keys):
                 most = (request.prompt_tokens - 1) // size
-                match = self.index.match(keys[:most], [states[i].worker for i in places])
-                cached[places] = match.gpu * size
+                cached[places] = self.index.match(keys[:most], workers).gpu * size
         return cached
 
     def _settle(self, session: str | None, worker: WorkerId) -> None:
@@ -162,18 +168,14 @@ class Fleet:
         if state is not None:
             fresh.trust = state.trust
         self.workers[seen.worker] = fresh
+        self._standings.clear()
         self._relearn(fresh)
 
     def _forget(self, worker: WorkerId) -> None:
         del self.workers[worker]
         self.index.purge(worker)
+        self._standings.clear()
 
     def _relearn(self, state: WorkerState) -> None:
         peers = (other.curves for other in self.workers.values())
         state.relearn(best_known(state.curves, peers))
-
-
-def _roomy(states: list[WorkerState], prompt_tokens: Tokens) -> list[WorkerState]:
-    """Keep those whose context holds the prompt; all where none does, so that one says so."""
-    roomy = [state for state in states if state.settings.max_model_len > prompt_tokens]
-    return roomy or states

@@ -79,6 +79,7 @@ class WorkerState:
         self._sequence: int | None = None
         self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
+        self.has_changed = True
 
     # -- prices --------------------------------------------------------------------------------
 
@@ -110,22 +111,25 @@ class WorkerState:
             state_age=None if self.heard_at is None else max(0.0, now - self.heard_at),
         )
 
-    @property
-    def floor_curve(self) -> tuple[Seconds, float, float]:
-        """(overhead, a, b) below which no prefill can be, shape as in `PrefillCurve`."""
-        weights = self.weights
-        return ARRIVAL_DELAY + weights.s, weights.a, 0.5 * weights.b
+    def standing(self) -> tuple[float, ...]:
+        """Give what bears on its floors, and hold it for what is so until it changes.
 
-    def wait_floor(self, now: Seconds) -> Seconds:
-        """Seconds that a new request will surely wait, without a replay.
-
-        Not less than the last replay's wait, less the time since: a queue drains no faster.
+        (overhead, a, b) below which no prefill can be, shape as in `PrefillCurve`; seconds surely
+        queued; when the last replay was and the wait that it found; whether it was measured.
         """
-        at, wait = self._last_wait
-        return max(self.mirror.queued_seconds, wait - (now - at), 0.0)
+        weights = self.weights
+        self.has_changed = False
+        return (
+            ARRIVAL_DELAY + weights.s,
+            weights.a,
+            0.5 * weights.b,
+            self.mirror.queued_seconds,
+            *self._last_wait,
+            self.provenance != "unmeasured",
+        )
 
     def _price(self, granted: Granted, weights: StepWeights) -> Price:
-        mirror = self.mirror
+        mirror, self.has_changed = self.mirror, True
         self._catch_up(granted.at)
         found = forecast(mirror, mirror.sequence(granted, expected=1), weights, granted.at)
         if found is None:
@@ -188,6 +192,7 @@ class WorkerState:
 
     def take(self, granted: Granted, family: BlockKey | None = None) -> None:
         """Take a grant in, one's own or another picker's."""
+        self.has_changed = True
         if granted.request not in self.mirror.flights:
             expected = self._expected(0, family, granted.max_tokens)
             self.mirror.grant(granted, expected)
@@ -197,13 +202,14 @@ class WorkerState:
         flight = self.mirror.flights.get(seen.request)
         if flight is None:
             return
-        is_first = flight.first_at is None
+        is_first, self.has_changed = flight.first_at is None, True
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
         if is_first:
             self._grade(flight, seen)
 
     def saw_end(self, ended: Ended) -> None:
         """A granted request is over."""
+        self.has_changed = True
         flight = self.mirror.saw_end(ended)
         expectation = self._expectations.pop(ended.request, None)
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
@@ -215,7 +221,7 @@ class WorkerState:
         self.heard_at = batch.received_at
         if self._sequence is not None and batch.sequence <= self._sequence:
             self.restarted()
-        self._sequence = batch.sequence
+        self._sequence, self.has_changed = batch.sequence, True
         self.mirror.saw_events(batch)
 
     def saw_load(self, sample: LoadSample) -> None:
@@ -226,7 +232,7 @@ class WorkerState:
     def restarted(self) -> None:
         """The engine began anew: nothing runs there; what was learned of its speed stays."""
         self.mirror.reset()
-        self._sequence = None
+        self._sequence, self.has_changed = None, True
 
     def _grade(self, flight: Flight, seen: TokensSeen) -> None:
         actual = seen.at - flight.granted_at
@@ -245,6 +251,7 @@ class WorkerState:
         """Take over what was learned of this worker before; False where nothing of it is news."""
         if learned.fingerprint != self.curves.fingerprint:
             return False
+        self.has_changed = True
         if learned.step_weights is not None:
             self._is_calibrated = True
             self.learner.lean_on(StepWeights(*learned.step_weights), CALIBRATED)
@@ -253,7 +260,7 @@ class WorkerState:
     def relearn(self, known: KnownCurve) -> None:
         """Take a better curve as the prior of the step model."""
         if known != self.known:
-            self.known = known
+            self.known, self.has_changed = known, True
             if self._is_calibrated:
                 return
             trust = GUESS if known.provenance == "unmeasured" else CURVE
