@@ -9,18 +9,26 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from leadsman.mirror import Mirror
-from leadsman.replay import Hit, Seq
+from leadsman.replay import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Tokens
 
 
 class Passing(Protocol):
     """A request that was admitted since the mirror's state; `shared` blocks were others' before."""
 
-    id: RequestId
-    keys: list[BlockKey]
     cached: Tokens | None
     shared: Blocks
     computed: Tokens
+
+    @property
+    def id(self) -> RequestId:
+        """Whose passage this is."""
+        ...
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        """Name the blocks of its prompt."""
+        ...
 
 
 class Future(Protocol):
@@ -56,10 +64,12 @@ class FutureCache:
 
     def lookup(self, seq: Seq) -> Hit:
         """Look up what `seq` finds cached if it is admitted in the next step."""
-        mirror, pool = self._mirror, self._mirror.pool
+        mirror, pool, keys = self._mirror, self._mirror.pool, seq.keys
+        if not keys or not (seq.kin or keys[0] in pool.pins or keys[0] in pool.free):
+            return NOTHING
         most = mirror.readable(seq)
-        if not most or not (seq.kin or seq.keys[0] in pool):
-            return Hit(0, 0)
+        if not most:
+            return NOTHING
         pinned = pool.pinned(seq.keys, most)
         lost = self._future.lost
         if lost > 0:

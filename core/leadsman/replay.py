@@ -89,6 +89,8 @@ class Hit(NamedTuple):
     pinned: Blocks
 
 
+NOTHING = Hit(0, 0)
+
 Lookup: TypeAlias = Callable[[Seq], Hit]
 
 
