@@ -15,7 +15,7 @@ import numpy.typing as npt
 from leadsman.prediction import Prediction, Price
 from leadsman.request import Request
 from leadsman.returns import Returns
-from leadsman.units import Seconds, Tokens, WorkerId
+from leadsman.units import Seconds, WorkerId
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -91,16 +91,6 @@ class Candidates:
 
     def _those(self, kept: list[bool]) -> "Candidates":
         return self if all(kept) else self.at(np.flatnonzero(kept))
-
-
-def own_prefill_floors(curves: Floats, prompt_tokens: Tokens, cached: Ints) -> Floats:
-    """Seconds of the request's own prefill on each worker.
-
-    curves: (overhead, a, b, …) of each worker, shape (workers, ≥ 3); cached: shape (workers,).
-    """
-    new, total = prompt_tokens - cached, prompt_tokens + cached
-    floors: Floats = curves[:, 0] + new * (curves[:, 1] + curves[:, 2] * total)
-    return floors
 
 
 class Soundings:

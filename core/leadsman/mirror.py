@@ -13,6 +13,7 @@ What keeps it honest (each was measured as a fault on a real engine):
 - steps are learned from busy stretches between two observed ends only, never across idle time.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Ended, Granted, KvEvents, Removed, Stored
 from leadsman.replay import Hit, Replay, Seq, Step
-from leadsman.steptime import StepFeatures, StepLearner
+from leadsman.steptime import StepFeatures, StepLearner, StepWeights
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
 OVERDUE: Seconds = 2.0
@@ -56,6 +57,7 @@ class Flight:
     first_at: Seconds | None = None
     is_witness: bool = False
     is_alone: bool = False
+    first_key: BlockKey | None = None
     blocks_seen: Blocks = 0
     held: list[BlockKey] = field(default_factory=list)
     answer: dict[BlockKey, Blocks] = field(default_factory=dict)
@@ -91,17 +93,20 @@ class Mirror:
             seq.target - seq.computed for seq in (*self.replay.prefilling, *self.replay.waiting)
         )
 
-    @property
-    def queued_seconds(self) -> Seconds:
-        """Seconds of prefill that are surely ahead of a new request: those of a first-come queue
-        whose cache is warm for all that waits.
+    def busy_until(self, weights: StepWeights) -> Seconds:
+        """Give a moment before which no request that comes now is scheduled, far back if unknown.
+
+        Ahead of it in a first-come queue are all prompts, but for what was cached when they came,
+        and for one step that it may share.
         """
+        budget, replay = self.settings.max_num_batched_tokens, self.replay
         if self.settings.policy != "fcfs" or self.settings.long_prefill_token_threshold:
-            return 0.0
-        weights, ahead = self.learner.weights, 0.0
-        for seq in self.replay.prefilling[:-1]:
-            ahead += weights.a * (seq.target - seq.computed)
-        return ahead
+            return -math.inf
+        ahead = sum([seq.target - seq.computed for seq in replay.prefilling]) - budget
+        ahead += sum([seq.uncached for seq in replay.waiting if seq.cached is None])
+        if ahead <= 0:
+            return -math.inf
+        return replay.clock + weights.a * ahead + weights.t0 * -(-ahead // budget)
 
     # -- what comes from outside ---------------------------------------------------------------
 
@@ -110,11 +115,15 @@ class Mirror:
         seq = self.sequence(granted, expected)
         self._arrivals += 1
         seq.arrival = self._arrivals
+        found = self.pool.depth(seq.keys, self.readable(seq))
+        found = max(found, *(common for _, common in seq.kin)) if seq.kin else found
+        seq.uncached = seq.prompt - found * self.settings.block_size
         flight = Flight(
             seq=seq,
             granted_at=granted.at,
             max_tokens=granted.max_tokens,
             is_alone=not self.flights,
+            first_key=seq.keys[0] if seq.keys else None,
         )
         for other in self.flights.values():
             other.is_alone = other.is_alone and other.first_at is not None
@@ -122,18 +131,29 @@ class Mirror:
         self.replay.add(seq)
         return flight
 
-    def sequence(self, granted: Granted, expected: Tokens) -> Seq:
-        """Make what the replay knows of a request; adds nothing."""
+    def sequence(self, granted: Granted, expected: Tokens, *, is_asked: bool = False) -> Seq:
+        """Make what the replay knows of a request; adds nothing.
+
+        is_asked: it will only be priced. Its keys are left out where nothing here begins as it
+        does: most workers that are asked hold nothing of a prompt, and a list of keys costs 7 us.
+        """
         delay = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * granted.prompt_tokens
         seq = Seq(granted.request, granted.prompt_tokens, granted.at + delay)
-        seq.keys = granted.keys.tolist()
+        first = int(granted.keys[0]) if len(granted.keys) else None
+        relatives = [
+            (request, flight.seq.keys)
+            for request, flight in self.flights.items()
+            if flight.first_key == first is not None
+        ]
+        if not is_asked or relatives or (first is not None and first in self.pool):
+            seq.keys = granted.keys.tolist()
+        seq.kin = [(request, _common(seq.keys, keys)) for request, keys in relatives]
         seq.limit = max(1, self.settings.max_model_len - granted.prompt_tokens)
         if granted.max_tokens is not None:
             seq.limit = min(seq.limit, granted.max_tokens)
         seq.expected = min(max(1, expected), seq.limit)
         seq.priority, seq.reads_cache = granted.priority, granted.reads_cache
         seq.arrival = self._arrivals + 1
-        seq.kin = self._kin(seq)
         return seq
 
     def saw_tokens(self, request: RequestId, tokens: Tokens, at: Seconds) -> None:
@@ -494,17 +514,6 @@ class Mirror:
             told = computed // size if flight is None else len(flight.held)
             untold += max(computed % size > 0, -(-computed // size) - told)
         return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)
-
-    def _kin(self, seq: Seq) -> list[tuple[RequestId, Blocks]]:
-        """Those in flight that share a prefix with `seq`, and how many blocks of it."""
-        kin = []
-        if seq.keys:
-            first = seq.keys[0]
-            for request, flight in self.flights.items():
-                keys = flight.seq.keys
-                if keys and keys[0] == first:
-                    kin.append((request, _common(seq.keys, keys)))
-        return kin
 
     # -- blocks --------------------------------------------------------------------------------
 

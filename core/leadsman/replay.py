@@ -35,7 +35,7 @@ class Seq:
 
     __slots__ = (
         "arrival", "base", "blocks", "cached", "computed", "due", "expected", "generated", "id",
-        "keys", "kin", "limit", "order", "priority", "prompt", "reads_cache", "shared",
+        "keys", "kin", "limit", "order", "priority", "prompt", "reads_cache", "shared", "uncached",
         "visible_at",
     )  # fmt: skip
 
@@ -58,6 +58,7 @@ class Seq:
         self.keys: list[BlockKey] = []
         self.kin: list[tuple[RequestId, Blocks]] = []
         self.reads_cache = True
+        self.uncached: Tokens = 0
 
     def copy(self) -> "Seq":
         """Copy everything; a fork may then move it. Spelt out: a loop over the slots takes 4 us."""
@@ -67,7 +68,7 @@ class Seq:
         twin.expected, twin.generated, twin.id = self.expected, self.generated, self.id
         twin.keys, twin.kin, twin.limit = self.keys, self.kin, self.limit
         twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
-        twin.reads_cache = self.reads_cache
+        twin.reads_cache, twin.uncached = self.reads_cache, self.uncached
         twin.shared, twin.visible_at = self.shared, self.visible_at
         return twin
 

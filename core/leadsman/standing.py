@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from leadsman.candidates import Bools, Floats, Ints, own_prefill_floors
+from leadsman.candidates import Bools, Floats, Ints
+from leadsman.mirror import ARRIVAL_DELAY, ARRIVAL_DELAY_PER_TOKEN
 from leadsman.units import Seconds, Tokens, WorkerId
 from leadsman.worker import WorkerState
 
@@ -27,7 +28,8 @@ class Standing:
             places = np.array([i for i, other in enumerate(sizes) if other == size])
             self.by_size[size] = places, tuple(states[i].worker for i in places)
         self._lengths = np.array([state.settings.max_model_len for state in states])
-        self._rows = np.zeros((len(states), 7))
+        rows = [state.standing() for state in states]
+        self._columns = np.array(rows, dtype=np.float64).reshape(-1, 8).T
 
     def able(self, prompt_tokens: Tokens, endpoints: Collection[str] | None) -> Ints | None:
         """Find who may serve a prompt; None: all.
@@ -45,17 +47,23 @@ class Standing:
     def floors(
         self, prompt_tokens: Tokens, cached: Ints, now: Seconds
     ) -> tuple[Floats, Floats, Bools]:
-        """Give each worker's floors of own prefill and of wait, and whether it was measured.
+        """Give the floors of each worker's own prefill and wait, and whether it was measured.
 
-        A wait is no less than the last replay's, less the time since: a queue drains no faster.
+        No prompt takes less than its arrival, its tokens and as many steps as hold them. A wait is
+        no less than the last replay's, less the time since: a queue drains no faster. What a
+        request waits while it is on its way counts once.
         """
         self._refresh()
-        rows = self._rows
-        own = own_prefill_floors(rows, prompt_tokens, cached)
-        wait = np.maximum(np.maximum(rows[:, 3], rows[:, 5] - (now - rows[:, 4])), 0.0)
-        return own, wait, rows[:, 6] > 0
+        s, a, b, t0, budget, busy_until, waits_until, is_measured = self._columns
+        arrival = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * prompt_tokens
+        new = prompt_tokens - cached
+        own: Floats = new * (a + 0.5 * b * (prompt_tokens + cached))
+        own += arrival + s + t0 * np.ceil(new / budget)
+        wait: Floats = np.maximum(np.maximum(busy_until, waits_until) - arrival - now, 0.0)
+        return own, wait, is_measured > 0
 
     def _refresh(self) -> None:
         changed = [i for i, state in enumerate(self.states) if state.has_changed]
         if changed:
-            self._rows[changed] = [self.states[i].standing() for i in changed]
+            rows = [self.states[i].standing() for i in changed]
+            self._columns[:, changed] = np.array(rows).T

@@ -114,24 +114,27 @@ class WorkerState:
     def standing(self) -> tuple[float, ...]:
         """Give what bears on its floors, and hold it for what is so until it changes.
 
-        (overhead, a, b) below which no prefill can be, shape as in `PrefillCurve`; seconds surely
-        queued; when the last replay was and the wait that it found; whether it was measured.
+        (s, a, b, t0) of its weights and the tokens of a step; until when it is surely busy; when
+        the last replay was, and the wait that it found; whether it was measured.
         """
-        weights = self.weights
+        weights, (at, wait) = self.weights, self._last_wait
         self.has_changed = False
         return (
-            ARRIVAL_DELAY + weights.s,
+            weights.s,
             weights.a,
-            0.5 * weights.b,
-            self.mirror.queued_seconds,
-            *self._last_wait,
+            weights.b,
+            weights.t0,
+            self.settings.max_num_batched_tokens,
+            self.mirror.busy_until(weights),
+            at + wait,
             self.provenance != "unmeasured",
         )
 
     def _price(self, granted: Granted, weights: StepWeights) -> Price:
         mirror, self.has_changed = self.mirror, True
         self._catch_up(granted.at)
-        found = forecast(mirror, mirror.sequence(granted, expected=1), weights, granted.at)
+        asked = mirror.sequence(granted, expected=1, is_asked=True)
+        found = forecast(mirror, asked, weights, granted.at)
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
         self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))

@@ -3,13 +3,11 @@
 from collections import Counter
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leadsman.budget import Budget
-from leadsman.candidates import Soundings, own_prefill_floors
-from leadsman.curve import PrefillCurve
+from leadsman.candidates import Soundings
 from leadsman.request import Request
 from leadsman.route import MOST_REPLAYS, route, same
 from leadsman.units import RequestId
@@ -171,13 +169,3 @@ def test_fallbacks_are_the_next_best_first_by_price_then_by_floor(fake_worker, c
     fallbacks = soundings.fallbacks(0)
 
     assert fallbacks == ("w2:8000", "w1:8000", "w3:8000")
-
-
-@given(st.integers(0, 900), st.integers(0, 900))
-def test_prefill_floors_are_the_curves_prices(first, second):
-    curves = [PrefillCurve(overhead=0.1, a=1e-4, b=1e-8), PrefillCurve(overhead=0.0, a=3e-4, b=0.0)]
-    table = np.array([(c.overhead, c.a, c.b) for c in curves])
-
-    floors = own_prefill_floors(table, 1000, np.array([first, second]))
-
-    assert floors == pytest.approx([curves[0].price(1000, first), curves[1].price(1000, second)])
