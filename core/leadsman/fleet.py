@@ -56,6 +56,7 @@ class Fleet:
         self._homes: dict[str, WorkerId] = {}
         self._families = Families()
         self._standings: dict[str, Standing] = {}
+        self._lessons = 0
 
     # -- what is asked of it -------------------------------------------------------------------
 
@@ -147,12 +148,13 @@ class Fleet:
             case Granted():
                 state.take(record)
             case TokensSeen():
-                state.saw_tokens(record)
+                self._lessons += state.saw_tokens(record)
                 self._relearn(state)
             case Ended():
                 state.saw_end(record)
             case Learned():
                 if state.adopt(record):
+                    self._lessons += 1
                     self._relearn(state)
             case _:
                 assert_never(record)
@@ -169,13 +171,18 @@ class Fleet:
             fresh.trust = state.trust
         self.workers[seen.worker] = fresh
         self._standings.clear()
+        self._lessons += 1
         self._relearn(fresh)
 
     def _forget(self, worker: WorkerId) -> None:
         del self.workers[worker]
         self.index.purge(worker)
         self._standings.clear()
+        self._lessons += 1
 
     def _relearn(self, state: WorkerState) -> None:
-        peers = (other.curves for other in self.workers.values())
-        state.relearn(best_known(state.curves, peers))
+        """Let a worker take the best curve there is, where some curve has changed since it did."""
+        if state.lessons != self._lessons:
+            state.lessons = self._lessons
+            peers = (other.curves for other in self.workers.values())
+            state.relearn(best_known(state.curves, peers))

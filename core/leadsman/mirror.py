@@ -14,7 +14,7 @@ What keeps it honest (each was measured as a fault on a real engine):
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from leadsman.engine import EngineSettings
@@ -295,8 +295,8 @@ class Mirror:
 
     def _decode_step(self) -> Seconds:
         """Predict the shortest that a step can be now: one without prefill."""
-        step = StepFeatures(1, 0, 0, len(self.replay.decoding), self.replay.context, 0)
-        return self.learner.weights.seconds(step)
+        weights, replay = self.learner.weights, self.replay
+        return weights.t0 + weights.t_d * len(replay.decoding) + weights.e * replay.context
 
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
@@ -435,7 +435,9 @@ class Mirror:
         count = len(self._unsettled) - left
         ended, self._unsettled = self._unsettled[:count], self._unsettled[count:]
         if self._last_end is not None and at > self._last_end and ended:
-            features = [sum(column) for column in zip(*(step for step, _ in ended), strict=True)]
+            features: Sequence[float] = ended[0][0]
+            if len(ended) > 1:
+                features = list(map(sum, zip(*(step for step, _ in ended), strict=True)))
             self.learner.observe(features, at - self._last_end)
         self._last_end = at
         self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)

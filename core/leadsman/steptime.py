@@ -15,6 +15,7 @@ Source: measured on vLLM 0.32 on a CPU; 4.7k steps, bias < 1 ms in every bucket,
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import add, mul
 from typing import NamedTuple
 
 import numpy as np
@@ -108,7 +109,7 @@ class StepLearner:
     _seen: float = field(init=False)
     _drift_actual: float = field(default=0.0, init=False)
     _drift_predicted: float = field(default=0.0, init=False)
-    _pending: npt.NDArray[np.float64] = field(init=False)
+    _pending: list[float] = field(init=False)
     _pending_seconds: Seconds = field(default=0.0, init=False)
     _rejects: list[int] = field(init=False)
 
@@ -122,7 +123,7 @@ class StepLearner:
         self._gram = np.zeros((6, 6))
         self._moment = np.zeros(6)
         self._seen = self._drift_actual = self._drift_predicted = 0.0
-        self._pending = np.zeros(6)
+        self._pending = [0.0] * 6
         self._pending_seconds = 0.0
         self.windows = self.prefill_windows = 0
         self._rejects = [0, 0]
@@ -135,15 +136,15 @@ class StepLearner:
 
     def interrupt(self) -> None:
         """Drop the open window: its end was not observed, or the engine idled in it."""
-        self._pending[:] = 0.0
+        self._pending = [0.0] * 6
         self._pending_seconds = 0.0
 
     def observe(self, features: Sequence[float], seconds: Seconds) -> None:
         """Take a busy stretch between two observed step ends; learn when a window is full."""
-        self._pending += features
+        self._pending = list(map(add, self._pending, features))
         self._pending_seconds += seconds
         if self._pending_seconds >= WINDOW:
-            x, y = self._pending.copy(), self._pending_seconds
+            x, y = np.array(self._pending), self._pending_seconds
             self.interrupt()
             self._learn(x, y)
 
@@ -190,10 +191,11 @@ class StepLearner:
         pull = np.where(prior > 0, self.trust / held_by**2, 1e-9)
         gram = self._gram + np.diag(pull)
         target = self._moment + pull * prior
-        fit = self._fit.copy()
-        diagonal = np.diag(gram)
+        # Lists: to reach into arrays of six costs ten times as much.
+        rows, wanted, fit = gram.tolist(), target.tolist(), self._fit.tolist()
         for _ in range(30):
-            for i in range(6):
-                if diagonal[i] > 0:
-                    fit[i] = max(0.0, fit[i] + (target[i] - gram[i] @ fit) / diagonal[i])
-        return fit
+            for i, row in enumerate(rows):
+                if row[i] > 0:
+                    rest = wanted[i] - sum(map(mul, row, fit))
+                    fit[i] = max(0.0, fit[i] + rest / row[i])
+        return np.array(fit)

@@ -80,6 +80,7 @@ class WorkerState:
         self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
         self.has_changed = True
+        self.lessons = 0
 
     # -- prices --------------------------------------------------------------------------------
 
@@ -200,15 +201,17 @@ class WorkerState:
             expected = self._expected(0, family, granted.max_tokens)
             self.mirror.grant(granted, expected)
 
-    def saw_tokens(self, seen: TokensSeen) -> None:
-        """Tokens of a granted request came; the first of them grades its prediction."""
+    def saw_tokens(self, seen: TokensSeen) -> bool:
+        """Tokens of a granted request came; the first of them grades its prediction.
+
+        Says whether they were a sample of the worker's curve.
+        """
         flight = self.mirror.flights.get(seen.request)
         if flight is None:
-            return
+            return False
         is_first, self.has_changed = flight.first_at is None, True
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
-        if is_first:
-            self._grade(flight, seen)
+        return is_first and self._grade(flight, seen)
 
     def saw_end(self, ended: Ended) -> None:
         """A granted request is over."""
@@ -237,7 +240,7 @@ class WorkerState:
         self.mirror.reset()
         self._sequence, self.has_changed = None, True
 
-    def _grade(self, flight: Flight, seen: TokensSeen) -> None:
+    def _grade(self, flight: Flight, seen: TokensSeen) -> bool:
         actual = seen.at - flight.granted_at
         expectation = self._expectations.get(seen.request)
         if expectation is not None:
@@ -247,8 +250,10 @@ class WorkerState:
             self.better.add(
                 prior=expectation.prior_ttft, learned=expectation.learned_ttft, actual=actual
             )
-        if flight.is_alone and flight.seq.cached == 0 and actual > 0:
+        is_sample = flight.is_alone and flight.seq.cached == 0 and actual > 0
+        if is_sample:
             self.curves.add(flight.seq.prompt, actual)
+        return is_sample
 
     def adopt(self, learned: Learned) -> bool:
         """Take over what was learned of this worker before; False where nothing of it is news."""
