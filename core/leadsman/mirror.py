@@ -131,11 +131,16 @@ class Mirror:
         self.replay.add(seq)
         return flight
 
-    def sequence(self, granted: Granted, expected: Tokens, *, is_asked: bool = False) -> Seq:
+    def sequence(
+        self,
+        granted: Granted,
+        expected: Tokens,
+        listed: Callable[[], list[BlockKey]] | None = None,
+    ) -> Seq:
         """Make what the replay knows of a request; adds nothing.
 
-        is_asked: it will only be priced. Its keys are left out where nothing here begins as it
-        does: most workers that are asked hold nothing of a prompt, and a list of keys costs 7 us.
+        listed: gives its keys, of one that is only priced; it is not asked where nothing here
+        begins as the prompt does, since a list of keys is what costs most.
         """
         delay = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * granted.prompt_tokens
         seq = Seq(granted.request, granted.prompt_tokens, granted.at + delay)
@@ -145,8 +150,10 @@ class Mirror:
             for request, flight in self.flights.items()
             if flight.first_key == first is not None
         ]
-        if not is_asked or relatives or (first is not None and first in self.pool):
+        if listed is None:
             seq.keys = granted.keys.tolist()
+        elif relatives or (first is not None and first in self.pool):
+            seq.keys = listed()
         seq.kin = [(request, _common(seq.keys, keys)) for request, keys in relatives]
         seq.limit = max(1, self.settings.max_model_len - granted.prompt_tokens)
         if granted.max_tokens is not None:

@@ -273,6 +273,10 @@ class Replay:
 
         The step has no work where nothing runs and nobody who waits is visible yet.
         """
+        if not (self.prefilling or self.waiting or self._lingering):
+            more = self.phases.get(-self.tick % self.settings.block_size, 0)
+            if more <= self.free:
+                return self._only_decode(more)
         chunks: list[Chunk] = []
         self._preempted = False
         self._cut = self._threshold(self._visible())
@@ -293,6 +297,16 @@ class Replay:
         busy = 1 if prefill or decodes else 0
         features = StepFeatures(busy, prefill, attention, decodes, context, len(finals))
         return Step(features, chunks, finals, admitted, 1)
+
+    def _only_decode(self, more: Blocks) -> Step:
+        """Run the commonest of steps: no prompt is to be computed; `more` blocks are needed."""
+        self._preempted = self._is_full = False
+        self._refused, self._cut = None, self._threshold(self.clock)
+        decodes, context = len(self.decoding), self.context
+        self._take(more)
+        self._process([])
+        busy = 1 if decodes else 0
+        return Step(StepFeatures(busy, 0, 0.0, decodes, context, 0), [], [], [], 1)
 
     def _schedule_running(self, chunks: list[Chunk]) -> Tokens:
         self._grow_decoding()

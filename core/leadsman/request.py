@@ -37,3 +37,12 @@ class Request:
     reads_cache: bool = True
     family: BlockKey | None = None
     endpoints: frozenset[str] | None = None
+    _listed: dict[Tokens, list[BlockKey]] = field(default_factory=dict, repr=False, compare=False)
+
+    def key_list(self, block_size: Tokens) -> list[BlockKey]:
+        """List the keys of one block size; made once for all workers that are asked."""
+        listed = self._listed.get(block_size)
+        if listed is None:
+            keys = self.keys.get(block_size)
+            listed = self._listed[block_size] = [] if keys is None else keys.tolist()
+        return listed

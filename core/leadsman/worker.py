@@ -6,6 +6,7 @@ graded when its first token comes, and the one that has lately been right prices
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +99,7 @@ class WorkerState:
 
     def price(self, request: Request, now: Seconds) -> Price:
         """Replay this worker with the request behind all that it has; moves the mirror to `now`."""
-        return self._price(self._as_granted(request, now), self.weights)
+        return self._price(request, self._as_granted(request, now), self.weights)
 
     def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:
         """Add to a price how far off it may be, and what it rests on."""
@@ -131,10 +132,11 @@ class WorkerState:
             self.provenance != "unmeasured",
         )
 
-    def _price(self, granted: Granted, weights: StepWeights) -> Price:
-        mirror, self.has_changed = self.mirror, True
+    def _price(self, request: Request, granted: Granted, weights: StepWeights) -> Price:
+        mirror, size, self.has_changed = self.mirror, self.settings.block_size, True
         self._catch_up(granted.at)
-        asked = mirror.sequence(granted, expected=1, is_asked=True)
+        listed = partial(request.key_list, size)
+        asked = mirror.sequence(granted, expected=1, listed=listed)
         found = forecast(mirror, asked, weights, granted.at)
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
@@ -185,7 +187,7 @@ class WorkerState:
         other_ttft = price.ttft
         if prior != learned:
             other = learned if priced_by_prior else prior
-            other_ttft = self._price(granted, other).ttft
+            other_ttft = self._price(request, granted, other).ttft
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
         self._expectations[request.id] = Expectation(
