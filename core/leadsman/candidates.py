@@ -41,7 +41,7 @@ class Candidate(Protocol):
         ...
 
     def price(self, request: Request, now: Seconds) -> Price:
-        """Replay the worker with the request in its queue; reads only, 50-300 us."""
+        """Replay the worker with the request in its queue; reads only, 40-250 us."""
         ...
 
     def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:

@@ -2,7 +2,8 @@
 
 One `Replay` is the state of one engine scheduler: who runs, who waits, how many KV blocks are
 free. `step` runs one engine step as the engine would; `skip` runs many equal ones at once, so
-that a million-token prompt costs no more than a short one. All decoding sequences move in
+that a million-token prompt costs no more than a short one. Prices of an ordinary queue do not come
+here: see `firstcome`. All decoding sequences move in
 lockstep, one token a step, so they are kept as sums: their number, their context, and the step
 (`tick`) at which each will end.
 

@@ -127,3 +127,51 @@ def test_a_forecast_is_the_replay_step_by_step_whatever_the_engines_rules(one):
     stepped = one.in_steps()
 
     assert found == (stepped and pytest.approx(stepped, rel=1e-9))
+
+
+def queued(prompts, output=20, **settings):
+    usual = {"max_num_batched_tokens": 8192, "max_num_seqs": 64, "num_blocks": 200_000}
+    engine = EngineSettings(
+        model="m", version="0.33.0", max_model_len=1_000_000, block_size=16, **usual | settings
+    )
+    mirror = Mirror(engine, StepLearner(WEIGHTS))
+    for number, prompt in enumerate([*prompts, 1]):
+        granted = Granted(
+            worker=WorkerId("w"),
+            request=RequestId(f"r{number}"),
+            at=0.0,
+            prompt_tokens=prompt,
+            keys=np.empty(0, dtype=np.uint64),
+            max_tokens=None,
+            priority=0,
+            predicted_ttft=None,
+        )
+        if number == len(prompts):
+            return mirror, mirror.sequence(granted, output)
+        mirror.grant(granted, output)
+    raise AssertionError
+
+
+def events(mirror, target):
+    """Count the rounds that a price takes; none of them may be the replay's."""
+    rounds, advance = [], FirstCome._advance
+
+    def counted(self, steps):
+        rounds.append(steps)
+        return advance(self, steps)
+
+    with patch.object(FirstCome, "_advance", counted), patch.object(Replay, "step", None):
+        assert forecast(mirror, target, WEIGHTS, 0.0) is not None
+    return len(rounds)
+
+
+def test_a_million_tokens_take_as_few_rounds_as_ten_thousand():
+    short, long = (events(*queued([prompt])) for prompt in (10_000, 900_000))
+
+    assert long <= short
+
+
+def test_a_queued_prompt_takes_three_rounds_even_where_blocks_run_short():
+    ten, twenty = (events(*queued([100_000] * n, num_blocks=40_000)) for n in (10, 20))
+
+    assert twenty - ten <= 3 * 10
