@@ -149,7 +149,8 @@ class FirstCome(Running):
         self.free -= more
         self.unused -= more
         if self.unused < 0:
-            self._lose()
+            self.lost -= self.unused
+            self.unused = 0
         if self.holders and steps > 1:
             self._give_back()
         began = None if self.sees_all else self._began(steps, seconds, prefill, chunk)
@@ -195,7 +196,7 @@ class FirstCome(Running):
     def _wakes(self) -> bool:
         """Nothing runs: wait for the head of the queue, unless it only waits for who just ended."""
         head = self.queue[self.place]
-        if self.holders and head.visible_at <= self._visible():
+        if self.holders and (self.sees_all or head.visible_at <= self._visible()):
             return False
         self.clock, self.before = max(self.clock, head.visible_at), None
         self._give_back()
@@ -203,8 +204,6 @@ class FirstCome(Running):
 
     def _visible(self) -> Seconds:
         """Give the time until which an arrival is seen by the next step."""
-        if self.sees_all:
-            return math.inf
         if self._is_async and self.before is not None:
             return self.before
         return self.clock
@@ -214,7 +213,7 @@ class FirstCome(Running):
         _, a, b, _, _, _ = self._weights
         size, is_whole, queue, place = self._size, self._is_whole, self.queue, self.place
         slots = self._slots - self.decodes - self.holders - len(finals)
-        visible, seconds = self._visible(), 0.0
+        visible, seconds = math.inf if self.sees_all else self._visible(), 0.0
         while spare > 0 and place < len(queue):
             seq = queue[place]
             if seq.visible_at > visible:
@@ -235,7 +234,8 @@ class FirstCome(Running):
             self.free -= passage.blocks - pinned
             self.unused -= passage.blocks - hit // size
             if self.unused < 0:
-                self._lose()
+                self.lost -= self.unused
+                self.unused = 0
             self.entered[seq.id] = passage
             place += 1
             spare -= n

@@ -69,12 +69,6 @@ class Running:
         self.next_end = NEVER
         self._await_earlier(self.tick + 1)
 
-    def _lose(self) -> None:
-        """Blocks were taken that hold something: what they held is lost."""
-        if self.unused < 0:
-            self.lost -= self.unused
-            self.unused = 0
-
     def _give_back(self) -> None:
         """Give back what those held who had ended a step ago."""
         if self.holders:
