@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         uvloop.run(_until_told(plan))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         log.critical("cannot serve", extra={"error": str(error)})
         return 1
     return 0
@@ -90,7 +90,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(plan: Plan) -> AsyncIterator[Running]:
-    """Serve a plan until left, then drain. OSError, RuntimeError: an address cannot be had."""
+    """Serve a plan until left, then drain. OSError: an address cannot be had."""
     clock = time.monotonic
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))

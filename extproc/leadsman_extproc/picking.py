@@ -11,8 +11,8 @@ The grant of a fallback is an estimate of four bytes a token, without keys.
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, TypeAlias, assert_never
 
@@ -32,6 +32,7 @@ from leadsman_extproc.ports import (
     BudgetFor,
     Keeps,
     Picker,
+    Read,
     ReadRequest,
     Reads,
 )
@@ -70,6 +71,8 @@ class Answer:
 
 
 Verdict: TypeAlias = SendOn | PassOn | Answer
+Unread: TypeAlias = Literal["deadline", "error"]
+"""Why a request could not be read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +94,11 @@ class Picking:
     clock: Callable[[], Seconds]
     rng: Random = field(default_factory=Random)
 
-    async def verdict(self, asked: Asked) -> Verdict:
-        """Read and decide one request; the verdict's grant is open when this returns."""
+    def verdict(self, asked: Asked) -> Verdict | Awaitable[Verdict]:
+        """Read and decide one request; the verdict's grant is open when it is there.
+
+        It is there at once, unless reading has to wait for something.
+        """
         request_id = self._identify(asked.headers)
         if asked.body is None:
             cap = self.settings.max_body
@@ -104,35 +110,51 @@ class Picking:
             at=self.clock(),
             subset=asked.subset,
         )
-        match await self._read(arrival):
-            case NotForUs():
-                return self._pass(arrival)
-            case BadRequest() as bad:
-                return self._reject(bad, arrival.id)
-            case ReadRequest() as read:
-                return self._decide(read, arrival)
-            case "deadline" | "error" as cause:
-                return self._fall_back(self._estimate(arrival), arrival, cause)
-            case other:
-                assert_never(other)
-
-    async def _read(
-        self, arrival: Arrival
-    ) -> ReadRequest | NotForUs | BadRequest | Literal["deadline", "error"]:
         if not arrival.body:
-            return NotForUs(why="no body")
+            return self._pass(arrival)
+        read: Unread | Read | Awaitable[Read]
         try:
-            async with asyncio.timeout(self.settings.decision_deadline):
-                return await self.reads.read(arrival)
-        except TimeoutError:
-            return "deadline"
+            read = self.reads.read(arrival)
         except Exception:
             LOG.exception("reading a request failed", extra={"request": arrival.id})
             self.counts.errors["read"] += 1
-            return "error"
+            read = "error"
+        if isinstance(read, Awaitable):
+            return self._judge_later(read, arrival)
+        return self._judge(read, arrival)
+
+    async def _judge_later(self, reading: Awaitable[Read], arrival: Arrival) -> Verdict:
+        read: Unread | Read
+        try:
+            async with asyncio.timeout(self.settings.decision_deadline):
+                read = await reading
+        except TimeoutError:
+            read = "deadline"
+        except Exception:
+            LOG.exception("reading a request failed", extra={"request": arrival.id})
+            self.counts.errors["read"] += 1
+            read = "error"
+        if arrival.id in self.grants:  # another request of this name was sent on meanwhile
+            arrival = replace(arrival, id=_new_id())
+        return self._judge(read, arrival)
+
+    def _judge(self, read: Unread | Read, arrival: Arrival) -> Verdict:
+        match read:
+            case ReadRequest():
+                return self._decide(read, arrival)
+            case NotForUs():
+                return self._pass(arrival)
+            case BadRequest():
+                return self._reject(read, arrival.id)
+            case "deadline" | "error":
+                return self._fall_back(self._estimate(arrival), arrival, read)
+            case other:
+                assert_never(other)
 
     def _decide(self, read: ReadRequest, arrival: Arrival) -> Verdict:
         request, now = read.request, self.clock()
+        if request.id != arrival.id:
+            request = replace(request, id=arrival.id)
         try:
             decision = self.picker.decide(request, self.budget_for(request), now, self.rng)
         except Exception:
@@ -202,7 +224,7 @@ class Picking:
     def _identify(self, headers: Mapping[str, str]) -> RequestId:
         """Take the gateway's id; make one where there is none or another request has it."""
         given = RequestId(headers.get(REQUEST_ID, ""))
-        return given if given and given not in self.grants else RequestId(str(uuid.uuid4()))
+        return given if given and given not in self.grants else _new_id()
 
     def _headers(self, arrival: Arrival, worker: WorkerSeen | None) -> Mapping[str, str]:
         headers: dict[str, str] = {SESSION_ID: arrival.id}
@@ -221,3 +243,7 @@ class Picking:
             tokens_are_exact=False,
             endpoints=arrival.subset,
         )
+
+
+def _new_id() -> RequestId:
+    return RequestId(str(uuid.uuid4()))

@@ -4,7 +4,7 @@
 knows only these, so it can be tested with a few scripted lines.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
@@ -65,11 +65,14 @@ class ReadRequest:
     api: Api
 
 
+Read: TypeAlias = ReadRequest | NotForUs | BadRequest
+
+
 class Reads(Protocol):
     """Reads a body: tokens, block keys, wishes."""
 
-    async def read(self, arrival: Arrival) -> ReadRequest | NotForUs | BadRequest:
-        """Read one request; may wait for an engine's tokenizer."""
+    def read(self, arrival: Arrival) -> Read | Awaitable[Read]:
+        """Read one request: at once, unless it has to wait, as for an engine's tokenizer."""
         ...
 
     def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:

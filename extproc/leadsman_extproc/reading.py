@@ -16,7 +16,7 @@ requests of their own to the engine: their tokens are summed, the keys are the l
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -28,7 +28,7 @@ from leadsman.units import Keys, TokenIds, Tokens
 from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import BadRequest, Body, NotForUs, RawPrompts
 from leadsman_extproc.models import ModelText, Rendered
-from leadsman_extproc.ports import Arrival, ReadRequest
+from leadsman_extproc.ports import Arrival, Read, ReadRequest
 from leadsman_extproc.segments import Plan
 from leadsman_extproc.templates import TemplateError
 from leadsman_extproc.wishes import HeaderNames, Wishes, read_wishes
@@ -100,17 +100,21 @@ class Reader:
             self._names |= dict.fromkeys((model.name, *model.aliases), (model, None))
             self._names |= {adapter: (model, adapter) for adapter in model.adapters}
 
-    async def read(self, arrival: Arrival) -> ReadRequest | NotForUs | BadRequest:
+    def read(self, arrival: Arrival) -> Read | Awaitable[Read]:
         """Read one request; a long new text is tokenized in a thread, an unknown by an engine."""
         pending = self.begin(arrival)
         if not isinstance(pending, Pending):
             return pending
         if self.tokenize is not None and not pending.plans and not pending.ids:
-            ids = await self.tokenize(pending.model, arrival.path, arrival.body)
-            return self._request(pending, [] if ids is None else [ids])
+            return self._ask(self.tokenize, pending)
         if pending.needs_offload:
-            return await asyncio.to_thread(self.finish, pending)
+            return asyncio.to_thread(self.finish, pending)
         return self.finish(pending)
+
+    async def _ask(self, tokenize: Tokenize, pending: Pending) -> ReadRequest:
+        arrival = pending.arrival
+        ids = await tokenize(pending.model, arrival.path, arrival.body)
+        return self._request(pending, [] if ids is None else [ids])
 
     def begin(self, arrival: Arrival) -> Pending | NotForUs | BadRequest:
         """Parse, render, and look up what was tokenized before."""
