@@ -100,7 +100,7 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         stream, ports = await listen(published, f"unix:{socket}", *more)
         stack.push_async_callback(stream.stop, None)
         fleet = Fleet()
-        service, client = _picker(plan, fleet, http, f"unix:{socket}")
+        service, client = _picker(plan, fleet, http, published, f"unix:{socket}")
         follower = _begin(stack, client.run())
         _begin(stack, _teach(fleet, client))
         around = Surroundings(
@@ -124,7 +124,11 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
 
 
 def _picker(
-    plan: Plan, fleet: Fleet, http: aiohttp.ClientSession, address: str
+    plan: Plan,
+    fleet: Fleet,
+    http: aiohttp.ClientSession,
+    published: FleetService,
+    address: str,
 ) -> tuple[Service, FleetClient]:
     """Put the picker together with its end of the stream; each knows the other."""
     config = plan.config
@@ -138,7 +142,8 @@ def _picker(
     def take(record: Record) -> None:
         service.take(record)
 
-    client = FleetClient(Target(address=address, replica=uuid.uuid4().hex), take)
+    target = Target(address=address, replica=uuid.uuid4().hex)
+    client = FleetClient(target, take, take=published.take)
     service = Service(
         fleet=fleet,
         reads=reader,
