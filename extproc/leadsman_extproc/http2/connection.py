@@ -116,7 +116,10 @@ class Connection(asyncio.Protocol):
             if start + size > end:
                 break
             at = start + size
-            self._frame(kind, flags, number & frames.MAX_WINDOW, data[start:at])
+            if kind == frames.DATA and self._block is None:
+                self._data(flags, number & frames.MAX_WINDOW, data, start, at)
+            else:
+                self._frame(kind, flags, number & frames.MAX_WINDOW, data[start:at])
         return at
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
@@ -126,8 +129,8 @@ class Connection(asyncio.Protocol):
         if take is not None:  # frames of unknown kinds are ignored: RFC 9113, section 5.5
             take(self, flags, number, payload)
 
-    def _data(self, flags: int, number: int, payload: bytes) -> None:
-        size = len(payload)
+    def _data(self, flags: int, number: int, data: bytes, start: int, stop: int) -> None:
+        size = stop - start
         self._owed += size
         if self._owed > _CONNECTION_WINDOW:
             raise ConnectionProblem(ErrorCode.FLOW_CONTROL_ERROR, "more than is let in")
@@ -136,7 +139,10 @@ class Connection(asyncio.Protocol):
             if number == 0 or number > self._last:
                 raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "data of no stream")
             return
-        stream.take(size, frames.unpadded(flags, payload) if flags & frames.PADDED else payload)
+        if flags & frames.PADDED:
+            data = frames.unpadded(flags, data[start:stop])
+            start, stop = 0, len(data)
+        stream.take(size, data, start, stop)
         if flags & frames.END_STREAM:
             stream.end()
 
@@ -217,7 +223,6 @@ class Connection(asyncio.Protocol):
             self._outflow.grant_one(stream.outlet, more)
 
     _TAKES: Final[Mapping[int, Callable[["Connection", int, int, bytes], None]]] = {
-        frames.DATA: _data,
         frames.HEADERS: _open,
         frames.CONTINUATION: _continue,
         frames.RST_STREAM: _reset,

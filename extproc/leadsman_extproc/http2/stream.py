@@ -93,14 +93,14 @@ class Stream:
         """Give the call to its handler."""
         self._receiver = handler(self)
 
-    def take(self, size: int, piece: bytes) -> None:
-        """Take a frame's bytes; `size` counts its padding too."""
+    def take(self, size: int, data: bytes, start: int, stop: int) -> None:
+        """Take the bytes `data[start:stop]` of a frame; `size` counts its padding too."""
         self._owed += size
         if self._owed > WINDOW:
             raise ConnectionProblem(ErrorCode.FLOW_CONTROL_ERROR, "more than a stream may send")
         if not self._is_over:
             try:
-                self._hand_over(piece)
+                self._hand_over(data, start, stop)
             except CompressedError:
                 self.finish(Status.UNIMPLEMENTED, "compressed messages are not read")
         if self._owed >= WINDOW // 2 and not self.outlet.waiting:
@@ -118,11 +118,11 @@ class Stream:
         self._outflow.forget(self.outlet)
         self._take_leave()
 
-    def _hand_over(self, piece: bytes) -> None:
+    def _hand_over(self, data: bytes, start: int, stop: int) -> None:
         receiver = self._receiver
         if receiver is None:
             return
-        for message in self._reader.feed(piece):
+        for message in self._reader.feed(data, start, stop):
             self._guarded(receiver.message, message)
             if self._is_over:
                 return
