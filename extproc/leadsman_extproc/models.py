@@ -24,8 +24,7 @@ from leadsman_extproc.tokenizer import Tokenizer, cut_points, load_tokenizer
 CACHE_BYTES: Final = 512 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """The text that an engine tokenizes; `media`: items that add tokens which only it knows."""
 
     text: bytes

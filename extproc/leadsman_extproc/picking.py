@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, TypeAlias, assert_never
 
+import msgspec
 from leadsman.admit import no_endpoint
 from leadsman.prediction import Admitted, Refused
 from leadsman.records import Record, WorkerSeen
@@ -135,7 +136,7 @@ class Picking:
             self.counts.errors["read"] += 1
             read = "error"
         if arrival.id in self.grants:  # another request of this name was sent on meanwhile
-            arrival = replace(arrival, id=_new_id())
+            arrival = msgspec.structs.replace(arrival, id=_new_id())
         return self._judge(read, arrival)
 
     def _judge(self, read: Unread | Read, arrival: Arrival) -> Verdict:

@@ -16,7 +16,6 @@ tokenization_utils_base.py, apply_chat_template; vLLM 0.33 renderers/hf.py.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,6 +23,7 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leadsman_extproc.body import JsonObject
@@ -40,8 +40,7 @@ class TemplateError(Exception):
     """A template makes no text of this conversation."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class Chat(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as templates see it.
 
     messages: in the shape that `chat.normalized` gives. variables: everything else that the
@@ -50,7 +49,7 @@ class Chat:
 
     messages: Sequence[JsonObject]
     tools: Sequence[JsonObject] | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -65,6 +64,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
             self._template = _ENVIRONMENT.from_string(source)
+            # Jinja's own chain of maps is walked field by field for every text: 12 us.
+            self._template.globals = dict(self._template.globals)
             tree = _ENVIRONMENT.parse(source)
         except jinja2.TemplateError as problem:
             raise TemplateError(f"the chat template does not compile: {problem}") from problem
