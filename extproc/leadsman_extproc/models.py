@@ -50,9 +50,10 @@ class ModelText:
         messages, fields = prompt.messages, prompt.fields
         if isinstance(prompt, MessagesPrompt):
             messages, fields = as_chat(prompt, system_first=template.wants_system_first)
-        text = template.render(chat(messages, fields, template, self.variables))
+        pieces = template.pieces(chat(messages, fields, template, self.variables))
         try:
-            return Rendered(text=text.encode(), media=media(messages))
+            text = b"".join(map(str.encode, pieces))
+            return Rendered(text=text, media=media(messages))
         except UnicodeEncodeError as problem:
             raise TemplateError("the text cannot be written as UTF-8") from problem
 
