@@ -63,7 +63,7 @@ class Outflow:
             self._add(before)
         size = sum(map(len, pieces))
         if outlet.waiting or size > outlet.window or size > self._window:
-            outlet.waiting.extend(map(memoryview, pieces))
+            outlet.waiting.extend(memoryview(piece) for piece in pieces if piece)
             self._blocked[outlet.number] = outlet
             self._drain(outlet)
         elif size <= self.max_frame:
