@@ -53,6 +53,9 @@ class Transport:
     def close(self):
         self.is_closed = True
 
+    def set_write_buffer_limits(self, high):
+        pass
+
     def pause_reading(self):
         pass
 

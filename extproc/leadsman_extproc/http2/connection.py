@@ -12,8 +12,11 @@ Source: RFC 9113, sections 3.4, 4, 5.1 and 6.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Final, cast
+
+from leadsman.units import Seconds
 
 from leadsman_extproc.http2 import frames
 from leadsman_extproc.http2.calls import Handlers, Status
@@ -24,6 +27,8 @@ from leadsman_extproc.http2.stream import WINDOW, Stream
 
 LOG: Final = logging.getLogger(__name__)
 _CONNECTION_WINDOW: Final = 256 * 2**20
+_PATIENCE: Final[Seconds] = 0.002
+"""How long answers wait for those to what came with them: a burst is judged one by one."""
 _GREETING: Final = frames.settings({frames.INITIAL_WINDOW_SIZE: WINDOW}) + frames.window_update(
     0, _CONNECTION_WINDOW - frames.FIRST_WINDOW
 )
@@ -52,6 +57,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the peer."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
+        self._transport.set_write_buffer_limits(high=0)  # a write leaves at once where it can
         self._outflow = Outflow(self._transport)
         self._outflow.put(_GREETING)
 
@@ -107,6 +113,7 @@ class Connection(asyncio.Protocol):
                 raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "no HTTP/2")
             self._is_greeted = True
             at = len(frames.PREFACE)
+        until = time.monotonic() + _PATIENCE
         while end - at >= frames.HEAD_SIZE:
             word, flags, number = frames.HEAD.unpack_from(data, at)
             size, kind = word >> 8, word & 0xFF
@@ -120,6 +127,9 @@ class Connection(asyncio.Protocol):
                 self._data(flags, number & frames.MAX_WINDOW, data, start, at)
             else:
                 self._frame(kind, flags, number & frames.MAX_WINDOW, data[start:at])
+            if self._outflow.has_gathered and time.monotonic() >= until:
+                self._outflow.flush()
+                until = time.monotonic() + _PATIENCE
         return at
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:

@@ -52,6 +52,11 @@ class Outflow:
         self._size = 0
         self._blocked: dict[int, Outlet] = {}
 
+    @property
+    def has_gathered(self) -> bool:
+        """Whether frames wait for `flush`."""
+        return bool(self._out)
+
     def put(self, frame: bytes) -> None:
         """Send a frame that no window bounds."""
         self._add(frame)
