@@ -27,7 +27,7 @@ from leadsman_extproc.http2.stream import WINDOW, Stream
 
 LOG: Final = logging.getLogger(__name__)
 _CONNECTION_WINDOW: Final = 256 * 2**20
-_PATIENCE: Final[Seconds] = 0.002
+_PATIENCE: Final[Seconds] = 0.01
 """How long answers wait for those to what came with them: a burst is judged one by one."""
 _GREETING: Final = frames.settings({frames.INITIAL_WINDOW_SIZE: WINDOW}) + frames.window_update(
     0, _CONNECTION_WINDOW - frames.FIRST_WINDOW
