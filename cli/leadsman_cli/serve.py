@@ -1,8 +1,9 @@
 """`leadsman serve`: collectors, the fleet stream and the picker in one process, from one file.
 
 The parts meet as they do when they are apart: collectors publish records to the fleet's log, and
-the picker follows the log by its gRPC stream, over a socket of this process. Further replicas may
-follow the same log.
+the picker follows the log by its gRPC stream, over a socket of this process. Only what the picker
+itself reports, several records a request, is handed over as it is. Further replicas may follow the
+same log.
 
 SIGTERM and SIGINT drain: the picker stops to be ready, requests in flight may end, then all stops.
 """

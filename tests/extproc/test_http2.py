@@ -53,6 +53,9 @@ class Transport:
     def close(self):
         self.is_closed = True
 
+    def get_extra_info(self, name):
+        return None
+
     def set_write_buffer_limits(self, high):
         pass
 

@@ -57,7 +57,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet the peer."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by name
-        self._transport.set_write_buffer_limits(high=0)  # a write leaves at once where it can
+        if transport.get_extra_info("sslcontext") is None:
+            self._transport.set_write_buffer_limits(high=0)  # a write leaves at once if it can
         self._outflow = Outflow(self._transport)
         self._outflow.put(_GREETING)
 
