@@ -28,6 +28,7 @@ from leadsman.units import Keys, TokenIds, Tokens
 
 from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import BadRequest, Body, NotForUs, RawPrompts
+from leadsman_extproc.body_memory import BodyMemory
 from leadsman_extproc.models import ModelText, Rendered
 from leadsman_extproc.ports import Arrival, Read, ReadRequest
 from leadsman_extproc.prompts import Prompt
@@ -94,6 +95,7 @@ class Reader:
     tokenize: Tokenize | None = None
     _names: dict[str, tuple[ServedModel, str | None]] = field(init=False)
     _bytes_per_token: dict[str, float] = field(default_factory=dict)
+    _bodies: BodyMemory = field(default_factory=BodyMemory)
 
     def __post_init__(self) -> None:
         self._names = {}
@@ -119,7 +121,7 @@ class Reader:
 
     def begin(self, arrival: Arrival) -> Pending | NotForUs | BadRequest:
         """Parse, render, and look up what was tokenized before."""
-        body = read_body(arrival.path, arrival.body)
+        body = read_body(arrival.path, arrival.body, self._bodies.decode)
         if not isinstance(body, Body):
             return body
         wishes = read_wishes(arrival.headers, self.headers, body)
