@@ -18,8 +18,9 @@ from google.protobuf.message import DecodeError
 
 from leadsman_extproc import wire
 from leadsman_extproc.http2.calls import Call, Receiver, Status
-from leadsman_extproc.picking import Answer, PassOn, Picking, SendOn, Verdict
+from leadsman_extproc.picking import Picking
 from leadsman_extproc.session import Answers, Session
+from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
 from leadsman_extproc.watch import Watching
 
 LOG: Final = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from leadsman.units import RequestId, Seconds
 from leadsman_extproc.bodies import api_of
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.gather import Asked
-from leadsman_extproc.grants import Grant, Grants, granted
+from leadsman_extproc.grants import Grants, granted
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.ports import (
     Arrival,
@@ -37,8 +37,9 @@ from leadsman_extproc.ports import (
     ReadRequest,
     Reads,
 )
-from leadsman_extproc.refusals import Reply, bad_request, refusal, too_large
+from leadsman_extproc.refusals import bad_request, refusal, too_large
 from leadsman_extproc.settings import Settings
+from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
 from leadsman_extproc.workers import Workers
 
 REQUEST_ID = "x-request-id"
@@ -48,30 +49,6 @@ BYTES_PER_TOKEN = 4
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SendOn:
-    """Send the request to the grant's endpoint, with these headers set."""
-
-    grant: Grant
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PassOn:
-    """Send the request to this endpoint; it is not ours to watch."""
-
-    endpoint: str
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer the client now."""
-
-    reply: Reply
-
-
-Verdict: TypeAlias = SendOn | PassOn | Answer
 Unread: TypeAlias = Literal["deadline", "error"]
 """Why a request could not be read."""
 

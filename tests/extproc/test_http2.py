@@ -320,6 +320,14 @@ BROKEN = {
         frames.head(3, frames.SETTINGS, 0, 0) + b"abc",
         ErrorCode.FRAME_SIZE_ERROR,
     ),
+    "a first window above the largest": (
+        frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW + 1}),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
+    "frames of nothing": (
+        frames.settings({frames.MAX_FRAME_SIZE: 0}),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "a reset of no stream": (frames.rst_stream(9, ErrorCode.CANCEL), ErrorCode.PROTOCOL_ERROR),
 }
 

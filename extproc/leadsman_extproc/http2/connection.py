@@ -21,7 +21,7 @@ from leadsman.units import Seconds
 from leadsman_extproc.http2 import frames
 from leadsman_extproc.http2.calls import Handlers, Status
 from leadsman_extproc.http2.frames import ConnectionProblem, ErrorCode
-from leadsman_extproc.http2.headers import MAX_BLOCK, HeaderReader
+from leadsman_extproc.http2.headers import HeaderReader, Headers
 from leadsman_extproc.http2.outflow import Outflow
 from leadsman_extproc.http2.stream import WINDOW, Stream
 
@@ -47,7 +47,6 @@ class Connection(asyncio.Protocol):
         self._is_leaving = False
         self._owed = 0
         self._last = 0
-        self._block: tuple[int, int, bytearray] | None = None
 
     @property
     def open_calls(self) -> int:
@@ -124,7 +123,7 @@ class Connection(asyncio.Protocol):
             if start + size > end:
                 break
             at = start + size
-            if kind == frames.DATA and self._block is None:
+            if kind == frames.DATA and self._headers.open_for is None:
                 self._data(flags, number & frames.MAX_WINDOW, data, start, at)
             else:
                 self._frame(kind, flags, number & frames.MAX_WINDOW, data[start:at])
@@ -134,7 +133,8 @@ class Connection(asyncio.Protocol):
         return at
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if self._block is not None and (kind != frames.CONTINUATION or number != self._block[0]):
+        open_for = self._headers.open_for
+        if open_for is not None and (kind, number) != (frames.CONTINUATION, open_for):
             raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
         take = self._TAKES.get(kind)
         if take is not None:  # frames of unknown kinds are ignored: RFC 9113, section 5.5
@@ -158,29 +158,17 @@ class Connection(asyncio.Protocol):
             stream.end()
 
     def _open(self, flags: int, number: int, payload: bytes) -> None:
-        payload = frames.unpadded(flags, payload)
-        if flags & frames.HAS_PRIORITY:
-            payload = payload[5:]
-        self._block = number, flags, bytearray(payload)
-        self._end_block(flags)
+        self._opened(self._headers.begin(number, flags, payload))
 
     def _continue(self, flags: int, _number: int, payload: bytes) -> None:
-        if self._block is None:
-            raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "nothing to be continued")
-        self._block[2].extend(payload)
-        if len(self._block[2]) > MAX_BLOCK:
-            raise ConnectionProblem(ErrorCode.ENHANCE_YOUR_CALM, "too many headers")
-        self._end_block(flags)
+        self._opened(self._headers.go_on(flags, payload))
 
-    def _end_block(self, flags: int) -> None:
-        if self._block is None or not flags & frames.END_HEADERS:
+    def _opened(self, headers: Headers | None) -> None:
+        """Begin a call, or end one whose trailers these are; not whole yet where None."""
+        if headers is None:
             return
-        (number, opened_with, block), self._block = self._block, None
-        fields = self._headers.read(bytes(block))
-        stream = self._streams.get(number)
-        if stream is None:
-            stream = self._begin(number, fields)
-        if stream is not None and opened_with & frames.END_STREAM:
+        stream = self._streams.get(headers.stream) or self._begin(headers.stream, headers.fields)
+        if stream is not None and headers.end_of_stream:
             stream.end()
 
     def _begin(self, number: int, fields: Mapping[bytes, bytes]) -> Stream | None:
@@ -211,14 +199,7 @@ class Connection(asyncio.Protocol):
     def _set(self, flags: int, _number: int, payload: bytes) -> None:
         if flags & frames.ACK:
             return
-        for name, value in frames.read_settings(payload):
-            if name == frames.INITIAL_WINDOW_SIZE:
-                more = value - self._outflow.initial_window
-                self._outflow.initial_window = value
-                for stream in list(self._streams.values()):
-                    self._outflow.grant_one(stream.outlet, more)
-            elif name == frames.MAX_FRAME_SIZE:
-                self._outflow.max_frame = value
+        self._outflow.adopt(payload, [stream.outlet for stream in self._streams.values()])
         self._outflow.put(frames.SETTINGS_ACK)
 
     def _ping(self, flags: int, _number: int, payload: bytes) -> None:

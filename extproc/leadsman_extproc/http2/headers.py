@@ -9,10 +9,11 @@ Source: RFC 7541; sizes of the table are the default, 4,096 bytes.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import hpack
 
+from leadsman_extproc.http2 import frames
 from leadsman_extproc.http2.frames import ConnectionProblem, ErrorCode
 
 MAX_BLOCK: Final = 65536
@@ -20,14 +21,51 @@ MAX_BLOCK: Final = 65536
 _REMEMBERED: Final = 64
 
 
+class Headers(NamedTuple):
+    """A whole block: whose it is, whether its stream ends with it, and what it says."""
+
+    stream: int
+    end_of_stream: bool
+    fields: Mapping[bytes, bytes]
+
+
 class HeaderReader:
-    """Reads the header blocks of one connection, in order."""
+    """Reads the header blocks of one connection, in order.
+
+    open_for: the stream whose block is not whole yet; nothing else may come meanwhile.
+    """
 
     def __init__(self) -> None:
+        self.open_for: int | None = None
+        self._opened_with = 0
+        self._block = bytearray()
         self._decoder = hpack.Decoder(max_header_list_size=MAX_BLOCK)
         self._known: dict[bytes, Mapping[bytes, bytes]] = {}
 
-    def read(self, block: bytes) -> Mapping[bytes, bytes]:
+    def begin(self, number: int, flags: int, payload: bytes) -> "Headers | None":
+        """Take the first frame of a block; return the block where it is whole."""
+        payload = frames.unpadded(flags, payload)
+        self.open_for, self._opened_with = number, flags
+        self._block[:] = payload[5:] if flags & frames.HAS_PRIORITY else payload
+        return self._whole(flags)
+
+    def go_on(self, flags: int, payload: bytes) -> "Headers | None":
+        """Take the next frame of a block; return the block where it is whole."""
+        if self.open_for is None:
+            raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "nothing to be continued")
+        self._block += payload
+        if len(self._block) > MAX_BLOCK:
+            raise ConnectionProblem(ErrorCode.ENHANCE_YOUR_CALM, "too many headers")
+        return self._whole(flags)
+
+    def _whole(self, flags: int) -> "Headers | None":
+        if self.open_for is None or not flags & frames.END_HEADERS:
+            return None
+        number, self.open_for = self.open_for, None
+        ends = bool(self._opened_with & frames.END_STREAM)
+        return Headers(number, ends, self._read(bytes(self._block)))
+
+    def _read(self, block: bytes) -> Mapping[bytes, bytes]:
         """Read one block. Raises ConnectionProblem: after that no block can be read."""
         known = self._known.get(block)
         if known is not None:

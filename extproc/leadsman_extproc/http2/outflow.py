@@ -108,6 +108,20 @@ class Outflow:
             self._drain(outlet)
             self._leave()
 
+    def adopt(self, settings: bytes, outlets: Sequence[Outlet]) -> None:
+        """Take a peer's settings; a new first window moves those of open streams as well."""
+        for name, value in frames.read_settings(settings):
+            if name == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW:
+                    raise ConnectionProblem(ErrorCode.FLOW_CONTROL_ERROR, "too large a window")
+                more, self.initial_window = value - self.initial_window, value
+                for outlet in outlets:
+                    self.grant_one(outlet, more)
+            elif name == frames.MAX_FRAME_SIZE:
+                if value < frames.MAX_FRAME:
+                    raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "too small a frame")
+                self.max_frame = value
+
     def flush(self) -> None:
         """Hand over to the transport what was gathered."""
         out, size = self._out, self._size
