@@ -6,6 +6,7 @@ child leads a process group of its own, so that Ctrl-C reaches this process alon
 stopping is ours.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -66,6 +67,10 @@ class Children:
         written = (self.folder / f"{name}.log").read_text(errors="replace")
         return "\n".join(written.splitlines()[-15:])
 
+    def pid(self, name: str) -> int:
+        """Return a child's process id."""
+        return self._running[name].pid
+
     def pids(self) -> list[int]:
         """List the children's process ids."""
         return [child.pid for child in self._running.values()]
@@ -94,6 +99,13 @@ def children(folder: Path) -> Iterator[Children]:
         yield held
     finally:
         held.stop()
+
+
+def cpu_seconds(pid: int) -> Seconds:
+    """Read the CPU time that a process has taken, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
 
 
 def answers(url: str) -> bool:

@@ -1,8 +1,9 @@
 """`leadsman serve`: collectors, the fleet stream and the picker in one process, from one file.
 
 The parts meet as they do when they are apart: collectors publish records to the fleet's log, and
-the picker follows the log by its gRPC stream, over a socket of this process. Further replicas may
-follow the same log.
+the picker follows the log by its gRPC stream, over a socket of this process. Only what the picker
+itself reports, several records a request, is handed over as it is. Further replicas may follow the
+same log.
 
 SIGTERM and SIGINT drain: the picker stops to be ready, requests in flight may end, then all stops.
 """
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         uvloop.run(_until_told(plan))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         log.critical("cannot serve", extra={"error": str(error)})
         return 1
     return 0
@@ -90,7 +91,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(plan: Plan) -> AsyncIterator[Running]:
-    """Serve a plan until left, then drain. OSError, RuntimeError: an address cannot be had."""
+    """Serve a plan until left, then drain. OSError: an address cannot be had."""
     clock = time.monotonic
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
@@ -100,7 +101,7 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         stream, ports = await listen(published, f"unix:{socket}", *more)
         stack.push_async_callback(stream.stop, None)
         fleet = Fleet()
-        service, client = _picker(plan, fleet, http, f"unix:{socket}")
+        service, client = _picker(plan, fleet, http, published, f"unix:{socket}")
         follower = _begin(stack, client.run())
         _begin(stack, _teach(fleet, client))
         around = Surroundings(
@@ -124,7 +125,11 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
 
 
 def _picker(
-    plan: Plan, fleet: Fleet, http: aiohttp.ClientSession, address: str
+    plan: Plan,
+    fleet: Fleet,
+    http: aiohttp.ClientSession,
+    published: FleetService,
+    address: str,
 ) -> tuple[Service, FleetClient]:
     """Put the picker together with its end of the stream; each knows the other."""
     config = plan.config
@@ -138,7 +143,8 @@ def _picker(
     def take(record: Record) -> None:
         service.take(record)
 
-    client = FleetClient(Target(address=address, replica=uuid.uuid4().hex), take)
+    target = Target(address=address, replica=uuid.uuid4().hex)
+    client = FleetClient(target, take, take=published.take)
     service = Service(
         fleet=fleet,
         reads=reader,

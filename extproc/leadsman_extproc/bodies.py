@@ -43,10 +43,11 @@ QUEUE_WAIT_FIELD: Final = "max_queue_wait_s"
 COMPLETIONS_DEFAULT_MAX_TOKENS: Final[Tokens] = 16
 
 
-_DECODER: Final = msgspec.json.Decoder(JsonObject)
+Decode: TypeAlias = Callable[[bytes], JsonObject]
+_DECODE: Final[Decode] = msgspec.json.Decoder(JsonObject).decode
 
 
-def read_body(path: str, raw: bytes) -> Body | NotForUs | BadRequest:
+def read_body(path: str, raw: bytes, decode: Decode = _DECODE) -> Body | NotForUs | BadRequest:
     """Read the body of a request to `path`; a prefix of the path and its query do not matter."""
     route = _route(path)
     if route is None:
@@ -55,7 +56,7 @@ def read_body(path: str, raw: bytes) -> Body | NotForUs | BadRequest:
         return NotForUs(why="no body")
     api, read = route
     try:
-        return read(_decode(raw), len(raw))
+        return read(_decoded(raw, decode), len(raw))
     except BadFieldError as problem:
         return BadRequest(api=api, message=problem.message, param=problem.param)
 
@@ -65,9 +66,9 @@ def api_of(path: str) -> Api:
     return Api.ANTHROPIC if "/v1/messages" in path else Api.OPENAI
 
 
-def _decode(raw: bytes) -> JsonObject:
+def _decoded(raw: bytes, decode: Decode) -> JsonObject:
     try:
-        return _DECODER.decode(raw)
+        return decode(raw)
     except msgspec.ValidationError as problem:
         raise BadFieldError(f"The request body is not a JSON object: {problem}", None) from None
     except msgspec.DecodeError as problem:

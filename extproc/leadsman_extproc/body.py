@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+import msgspec
 from leadsman.units import Seconds, TokenIds, Tokens
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -38,24 +39,21 @@ class BadRequest:
     status: int = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """An OpenAI chat as sent: `fields` is the whole body, `messages` are objects."""
 
     messages: list[JsonObject]
     fields: JsonObject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesPrompt:
+class MessagesPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """An Anthropic conversation as sent: `fields` is the whole body, `messages` are objects."""
 
     messages: list[JsonObject]
     fields: JsonObject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawPrompts:
+class RawPrompts(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts of /v1/completions: texts or token ids; each is a request of its own in the engine.
 
     specials: whether the engine adds its begin and end tokens to a text.
@@ -69,8 +67,7 @@ class RawPrompts:
 Prompt: TypeAlias = ChatPrompt | MessagesPrompt | RawPrompts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
+class Body(msgspec.Struct, frozen=True, kw_only=True):
     """One request that can be priced.
 
     size: bytes of the body. reads_cache: False where the engine skips its prefix cache.

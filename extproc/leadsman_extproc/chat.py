@@ -44,8 +44,12 @@ def chat(
     continues = fields.get("continue_final_message") is True
     if prompts and continues:
         raise TemplateError("a message is either continued or followed by a new one")
-    shaped = [_message(message, template.content_format) for message in messages]
-    if not template.knows_developer and any(m["role"] == "developer" for m in shaped):
+    kind = template.content_format
+    shaped = [
+        message if kind == "string" and _is_plain(message) else _message(message, kind)
+        for message in messages
+    ]
+    if not template.knows_developer and "developer" in {m["role"] for m in shaped}:
         shaped = _system_first([_as_system(message) for message in shaped])
     return Chat(
         messages=shaped,
@@ -84,8 +88,6 @@ def _variables(fields: JsonObject) -> dict[str, Any]:
 
 def _message(message: JsonObject, content_format: ContentFormat) -> JsonObject:
     role = message["role"]
-    if content_format == "string" and _is_plain(message):
-        return message
     parts = _parts(message)
     shaped: JsonObject = {"role": role, "content": parts}
     if content_format == "string":

@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from leadsman_extproc import wire
 from leadsman_extproc.events import RequestHeaders
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """A whole request that waits for a verdict. `body` is None where it was above the cap."""
 
     headers: Mapping[str, str]

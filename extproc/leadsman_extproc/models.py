@@ -24,8 +24,7 @@ from leadsman_extproc.tokenizer import Tokenizer, cut_points, load_tokenizer
 CACHE_BYTES: Final = 512 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """The text that an engine tokenizes; `media`: items that add tokens which only it knows."""
 
     text: bytes
@@ -51,9 +50,10 @@ class ModelText:
         messages, fields = prompt.messages, prompt.fields
         if isinstance(prompt, MessagesPrompt):
             messages, fields = as_chat(prompt, system_first=template.wants_system_first)
-        text = template.render(chat(messages, fields, template, self.variables))
+        pieces = template.pieces(chat(messages, fields, template, self.variables))
         try:
-            return Rendered(text=text.encode(), media=media(messages))
+            text = b"".join(map(str.encode, pieces))
+            return Rendered(text=text, media=media(messages))
         except UnicodeEncodeError as problem:
             raise TemplateError("the text cannot be written as UTF-8") from problem
 

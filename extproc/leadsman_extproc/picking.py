@@ -11,11 +11,12 @@ The grant of a fallback is an estimate of four bytes a token, without keys.
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal, TypeAlias, assert_never
 
+import msgspec
 from leadsman.admit import no_endpoint
 from leadsman.prediction import Admitted, Refused
 from leadsman.records import Record, WorkerSeen
@@ -25,18 +26,20 @@ from leadsman.units import RequestId, Seconds
 from leadsman_extproc.bodies import api_of
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.gather import Asked
-from leadsman_extproc.grants import Grant, Grants, granted
+from leadsman_extproc.grants import Grants, granted
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.ports import (
     Arrival,
     BudgetFor,
     Keeps,
     Picker,
+    Read,
     ReadRequest,
     Reads,
 )
-from leadsman_extproc.refusals import Reply, bad_request, refusal, too_large
+from leadsman_extproc.refusals import bad_request, refusal, too_large
 from leadsman_extproc.settings import Settings
+from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
 from leadsman_extproc.workers import Workers
 
 REQUEST_ID = "x-request-id"
@@ -46,30 +49,8 @@ BYTES_PER_TOKEN = 4
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SendOn:
-    """Send the request to the grant's endpoint, with these headers set."""
-
-    grant: Grant
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PassOn:
-    """Send the request to this endpoint; it is not ours to watch."""
-
-    endpoint: str
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Answer the client now."""
-
-    reply: Reply
-
-
-Verdict: TypeAlias = SendOn | PassOn | Answer
+Unread: TypeAlias = Literal["deadline", "error"]
+"""Why a request could not be read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +72,11 @@ class Picking:
     clock: Callable[[], Seconds]
     rng: Random = field(default_factory=Random)
 
-    async def verdict(self, asked: Asked) -> Verdict:
-        """Read and decide one request; the verdict's grant is open when this returns."""
+    def verdict(self, asked: Asked) -> Verdict | Awaitable[Verdict]:
+        """Read and decide one request; the verdict's grant is open when it is there.
+
+        It is there at once, unless reading has to wait for something.
+        """
         request_id = self._identify(asked.headers)
         if asked.body is None:
             cap = self.settings.max_body
@@ -104,35 +88,51 @@ class Picking:
             at=self.clock(),
             subset=asked.subset,
         )
-        match await self._read(arrival):
-            case NotForUs():
-                return self._pass(arrival)
-            case BadRequest() as bad:
-                return self._reject(bad, arrival.id)
-            case ReadRequest() as read:
-                return self._decide(read, arrival)
-            case "deadline" | "error" as cause:
-                return self._fall_back(self._estimate(arrival), arrival, cause)
-            case other:
-                assert_never(other)
-
-    async def _read(
-        self, arrival: Arrival
-    ) -> ReadRequest | NotForUs | BadRequest | Literal["deadline", "error"]:
         if not arrival.body:
-            return NotForUs(why="no body")
+            return self._pass(arrival)
+        read: Unread | Read | Awaitable[Read]
         try:
-            async with asyncio.timeout(self.settings.decision_deadline):
-                return await self.reads.read(arrival)
-        except TimeoutError:
-            return "deadline"
+            read = self.reads.read(arrival)
         except Exception:
             LOG.exception("reading a request failed", extra={"request": arrival.id})
             self.counts.errors["read"] += 1
-            return "error"
+            read = "error"
+        if isinstance(read, Awaitable):
+            return self._judge_later(read, arrival)
+        return self._judge(read, arrival)
+
+    async def _judge_later(self, reading: Awaitable[Read], arrival: Arrival) -> Verdict:
+        read: Unread | Read
+        try:
+            async with asyncio.timeout(self.settings.decision_deadline):
+                read = await reading
+        except TimeoutError:
+            read = "deadline"
+        except Exception:
+            LOG.exception("reading a request failed", extra={"request": arrival.id})
+            self.counts.errors["read"] += 1
+            read = "error"
+        if arrival.id in self.grants:  # another request of this name was sent on meanwhile
+            arrival = msgspec.structs.replace(arrival, id=_new_id())
+        return self._judge(read, arrival)
+
+    def _judge(self, read: Unread | Read, arrival: Arrival) -> Verdict:
+        match read:
+            case ReadRequest():
+                return self._decide(read, arrival)
+            case NotForUs():
+                return self._pass(arrival)
+            case BadRequest():
+                return self._reject(read, arrival.id)
+            case "deadline" | "error":
+                return self._fall_back(self._estimate(arrival), arrival, read)
+            case other:
+                assert_never(other)
 
     def _decide(self, read: ReadRequest, arrival: Arrival) -> Verdict:
         request, now = read.request, self.clock()
+        if request.id != arrival.id:
+            request = replace(request, id=arrival.id)
         try:
             decision = self.picker.decide(request, self.budget_for(request), now, self.rng)
         except Exception:
@@ -202,7 +202,7 @@ class Picking:
     def _identify(self, headers: Mapping[str, str]) -> RequestId:
         """Take the gateway's id; make one where there is none or another request has it."""
         given = RequestId(headers.get(REQUEST_ID, ""))
-        return given if given and given not in self.grants else RequestId(str(uuid.uuid4()))
+        return given if given and given not in self.grants else _new_id()
 
     def _headers(self, arrival: Arrival, worker: WorkerSeen | None) -> Mapping[str, str]:
         headers: dict[str, str] = {SESSION_ID: arrival.id}
@@ -221,3 +221,7 @@ class Picking:
             tokens_are_exact=False,
             endpoints=arrival.subset,
         )
+
+
+def _new_id() -> RequestId:
+    return RequestId(str(uuid.uuid4()))

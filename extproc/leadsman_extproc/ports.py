@@ -4,11 +4,11 @@
 knows only these, so it can be tested with a few scripted lines.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Protocol, TypeAlias
 
+import msgspec
 from leadsman.budget import Budget
 from leadsman.prediction import Decision
 from leadsman.records import Record
@@ -41,8 +41,7 @@ class Picker(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A whole request as it came. `headers` has lower-case names, `:method` and `:path` too."""
 
     id: RequestId
@@ -57,19 +56,21 @@ class Arrival:
         return self.headers.get(":path", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRequest:
+class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that can be priced, and whose API's words its refusal needs."""
 
     request: Request
     api: Api
 
 
+Read: TypeAlias = ReadRequest | NotForUs | BadRequest
+
+
 class Reads(Protocol):
     """Reads a body: tokens, block keys, wishes."""
 
-    async def read(self, arrival: Arrival) -> ReadRequest | NotForUs | BadRequest:
-        """Read one request; may wait for an engine's tokenizer."""
+    def read(self, arrival: Arrival) -> Read | Awaitable[Read]:
+        """Read one request: at once, unless it has to wait, as for an engine's tokenizer."""
         ...
 
     def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:

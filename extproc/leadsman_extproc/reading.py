@@ -16,19 +16,22 @@ requests of their own to the engine: their tokens are summed, the keys are the l
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Protocol
 
-import numpy as np
-from leadsman.keys import block_keys, namespace_seed
+import msgspec
+from leadsman.keys import namespace_seed
 from leadsman.request import Request
 from leadsman.units import Keys, TokenIds, Tokens
 
 from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import BadRequest, Body, NotForUs, RawPrompts
+from leadsman_extproc.body_memory import BodyMemory
 from leadsman_extproc.models import ModelText, Rendered
-from leadsman_extproc.ports import Arrival, ReadRequest
+from leadsman_extproc.ports import Arrival, Read, ReadRequest
+from leadsman_extproc.prompts import Prompt
 from leadsman_extproc.segments import Plan
 from leadsman_extproc.templates import TemplateError
 from leadsman_extproc.wishes import HeaderNames, Wishes, read_wishes
@@ -59,8 +62,7 @@ class ServedModel:
     adapters: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is read but not tokenized.
 
     plans: texts to tokenize; ids: prompts that came as ids; both empty where only the engine can
@@ -93,6 +95,7 @@ class Reader:
     tokenize: Tokenize | None = None
     _names: dict[str, tuple[ServedModel, str | None]] = field(init=False)
     _bytes_per_token: dict[str, float] = field(default_factory=dict)
+    _bodies: BodyMemory = field(default_factory=BodyMemory)
 
     def __post_init__(self) -> None:
         self._names = {}
@@ -100,21 +103,25 @@ class Reader:
             self._names |= dict.fromkeys((model.name, *model.aliases), (model, None))
             self._names |= {adapter: (model, adapter) for adapter in model.adapters}
 
-    async def read(self, arrival: Arrival) -> ReadRequest | NotForUs | BadRequest:
+    def read(self, arrival: Arrival) -> Read | Awaitable[Read]:
         """Read one request; a long new text is tokenized in a thread, an unknown by an engine."""
         pending = self.begin(arrival)
         if not isinstance(pending, Pending):
             return pending
         if self.tokenize is not None and not pending.plans and not pending.ids:
-            ids = await self.tokenize(pending.model, arrival.path, arrival.body)
-            return self._request(pending, [] if ids is None else [ids])
+            return self._ask(self.tokenize, pending)
         if pending.needs_offload:
-            return await asyncio.to_thread(self.finish, pending)
+            return asyncio.to_thread(self.finish, pending)
         return self.finish(pending)
+
+    async def _ask(self, tokenize: Tokenize, pending: Pending) -> ReadRequest:
+        arrival = pending.arrival
+        ids = await tokenize(pending.model, arrival.path, arrival.body)
+        return self._request(pending, [] if ids is None else [Prompt([ids])])
 
     def begin(self, arrival: Arrival) -> Pending | NotForUs | BadRequest:
         """Parse, render, and look up what was tokenized before."""
-        body = read_body(arrival.path, arrival.body)
+        body = read_body(arrival.path, arrival.body, self._bodies.decode)
         if not isinstance(body, Body):
             return body
         wishes = read_wishes(arrival.headers, self.headers, body)
@@ -141,12 +148,12 @@ class Reader:
     def finish(self, pending: Pending) -> ReadRequest:
         """Tokenize what is missing and make the keys."""
         if not pending.plans:
-            return self._request(pending, pending.ids)
+            return self._request(pending, [Prompt([ids]) for ids in pending.ids])
         text = self._names[pending.body.model][0].text
         assert text is not None
         prompts = [text.segments.finish(plan) for plan in pending.plans]
         if pending.wraps:
-            prompts = [text.tokenizer.wrapped(ids) for ids in prompts]
+            prompts = [Prompt([text.tokenizer.wrapped(one.whole())]) for one in prompts]
         return self._request(pending, prompts)
 
     def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:
@@ -175,9 +182,9 @@ class Reader:
         plans = [text.segments.plan(prompt.text) for prompt in rendered]
         return plans, (), sum(len(prompt.media) for prompt in rendered)
 
-    def _request(self, pending: Pending, prompts: Sequence[TokenIds]) -> ReadRequest:
+    def _request(self, pending: Pending, prompts: Sequence[Prompt]) -> ReadRequest:
         body, wishes, arrival = pending.body, pending.wishes, pending.arrival
-        tokens = sum(len(ids) for ids in prompts) or self._estimate(pending)
+        tokens = sum(map(len, prompts)) or self._estimate(pending)
         tokens += pending.media * _TOKENS_PER_MEDIUM
         exact = bool(prompts) and not pending.media
         if body.truncates is not None and tokens > body.truncates:
@@ -202,16 +209,15 @@ class Reader:
         )
         return ReadRequest(request=request, api=body.api)
 
-    def _keys(self, pending: Pending, ids: TokenIds) -> Mapping[Tokens, Keys]:
-        seed = namespace_seed(
-            secret=self.secret,
-            model=pending.model,
-            lora=pending.adapter,
-            cache_salt=pending.body.cache_salt,
-        )
-        ids = np.ascontiguousarray(ids)
-        return {size: block_keys(ids, size, seed) for size in self.block_sizes(pending.model)}
+    def _keys(self, pending: Pending, prompt: Prompt) -> Mapping[Tokens, Keys]:
+        seed = _seed(self.secret, pending.model, pending.adapter, pending.body.cache_salt)
+        return {size: prompt.keys(size, seed) for size in self.block_sizes(pending.model)}
 
     def _estimate(self, pending: Pending) -> Tokens:
         ratio = self._bytes_per_token.get(pending.model, FIRST_BYTES_PER_TOKEN)
         return max(1, round(pending.body.size / ratio))
+
+
+@lru_cache(maxsize=4096)
+def _seed(secret: bytes, model: str, lora: str | None, cache_salt: str | None) -> int:
+    return namespace_seed(secret=secret, model=model, lora=lora, cache_salt=cache_salt)

@@ -11,6 +11,7 @@ Source: envoy.service.ext_proc.v3 (Envoy 1.40); Gateway API Inference Extension,
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -91,11 +92,15 @@ def _value(header: Any) -> str:
 
 def _profile(message: Any) -> Profile:
     if not message.HasField("protocol_config"):
-        return Profile()
+        return _UNTOLD
     config = message.protocol_config
+    return _profile_of(config.request_body_mode, config.response_body_mode)
+
+
+@lru_cache(maxsize=64)
+def _profile_of(request: int, response: int) -> Profile:
     return Profile(
-        request=_MODES.get(config.request_body_mode, BodyMode.NONE),
-        response=_MODES.get(config.response_body_mode, BodyMode.NONE),
+        request=_MODES.get(request, BodyMode.NONE), response=_MODES.get(response, BodyMode.NONE)
     )
 
 
@@ -125,6 +130,7 @@ def _served(message: Any) -> str | None:
     return (served.string_value or None) if served is not None else None
 
 
+_UNTOLD = Profile()
 _MODES = {mode.value: mode for mode in BodyMode}
 _READ: Mapping[str | None, Callable[[Any], Event]] = {
     "request_headers": _request_headers,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 from leadsman.units import Seconds
 
 from leadsman_extproc.body import BadRequest, Body
@@ -36,8 +37,7 @@ class HeaderNames:
     prefer: tuple[str, ...] = ("x-leadsman-prefer",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """What the headers of one request say; a bound in the body overrides the header's."""
 
     tenant: str | None = None

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,7 +55,10 @@ class Target:
 
 
 class FleetClient:
-    """Follows one pool. `on_record` gets every record in order, its times on `clock`."""
+    """Follows one pool. `on_record` gets every record in order, its times on `clock`.
+
+    take: where the log's owner is in this process, its `take`: reports go there as they are.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class FleetClient:
         *,
         clock: Callable[[], Seconds] = time.monotonic,
         timing: ClientTiming | None = None,
+        take: Callable[[str, Sequence[Record]], None] | None = None,
     ) -> None:
         self.synced = asyncio.Event()
         self.skipped = 0
@@ -72,6 +76,7 @@ class FleetClient:
         self._on_record = on_record
         self._clock = clock
         self._timing = timing or ClientTiming()
+        self._hand_over = take
         self._follower = Follower()
         self._outbox = Outbox()
         self._has_reports = asyncio.Event()
@@ -188,16 +193,22 @@ class FleetClient:
             self._has_reports.clear()
             batch = self._outbox.take()
             if batch:
-                request = pb.ReportRequest(
-                    version=WIRE_VERSION,
-                    replica=self._target.replica,
-                    sent_at=self._clock(),
-                    records=[encode(report) for report in batch],
-                )
-                await stub.Report(request, timeout=self._timing.silence)
+                await self._report(stub, batch)
                 self._outbox.confirm()
             if len(self._outbox):
                 self._has_reports.set()
+
+    async def _report(self, stub: FleetStub, batch: Sequence[Record]) -> None:
+        if self._hand_over is not None:
+            self._hand_over(self._target.replica, batch)
+            return
+        request = pb.ReportRequest(
+            version=WIRE_VERSION,
+            replica=self._target.replica,
+            sent_at=self._clock(),
+            records=[encode(report) for report in batch],
+        )
+        await stub.Report(request, timeout=self._timing.silence)
 
 
 def _words(error: grpc.aio.AioRpcError | TimeoutError) -> str:

@@ -68,14 +68,18 @@ class FleetService(FleetServicer):
         self._pool = pool
         self._clock = clock
         self._timing = timing or ServerTiming()
-        self._news: set[asyncio.Event] = set()
+        self._news: dict[asyncio.Event, str] = {}
         self._replicas: dict[str, _Replica] = {}
 
     def publish(self, record: Record, source: str | None = None) -> None:
-        """Append a record and wake the watchers. Its times are on this server's clock."""
+        """Append a record and wake the watchers. Its times are on this server's clock.
+
+        The source is not woken: it would be sent nothing. Its position moves on by heartbeats.
+        """
         if self._log.append(record, source) is not None:
-            for news in self._news:
-                news.set()
+            for news, reader in self._news.items():
+                if reader != source:
+                    news.set()
 
     async def Watch(  # noqa: N802, D102  # the protocol's name, described in fleet.proto
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -84,31 +88,40 @@ class FleetService(FleetServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool!r} here")
         replica = self._arrive(request.replica)
         news = asyncio.Event()
-        self._news.add(news)
+        self._news[news] = request.replica
         log.info("watch begins", extra={"replica": request.replica, "sequence": request.sequence})
         try:
             async for envelope in self._follow(request, news):
                 yield envelope
         finally:
-            self._news.discard(news)
+            del self._news[news]
             self._leave(request.replica, replica)
             log.info("watch ends", extra={"replica": request.replica})
 
     async def Report(  # noqa: N802, D102
         self, request: pb.ReportRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ReportResponse:
-        replica = self._replicas.get(request.replica)
-        if replica is None:
-            replica = self._arrive(request.replica)
-            self._leave(request.replica, replica)
-        offset = replica.offset.observe(request.sent_at, self._clock())
+        offset = self._known(request.replica).offset.observe(request.sent_at, self._clock())
         decoded = decode(request.records)
-        reports = [one for one in decoded.records if _is_report(one)]
+        reports = [shifted(one, offset) for one in decoded.records if _is_report(one)]
         skipped = decoded.skipped + len(decoded.records) - len(reports)
         self.skipped += skipped
-        for report in reports:
-            self.publish(shifted(report, offset), request.replica)
+        self.take(request.replica, reports)
         return pb.ReportResponse(appended=len(reports), skipped=skipped)
+
+    def take(self, name: str, reports: Sequence[Record]) -> None:
+        """Take what a replica of this process, or by `Report` another, has to tell."""
+        self._known(name)
+        for report in reports:
+            self.publish(report, name)
+
+    def _known(self, name: str) -> _Replica:
+        """Find a replica; one that reports before it ever watched has its grace from now."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            replica = self._arrive(name)
+            self._leave(name, replica)
+        return replica
 
     async def _follow(
         self, request: pb.WatchRequest, news: asyncio.Event

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from leadsman.request import Request
 from leadsman.units import RequestId, TokenIds
 from leadsman_extproc.body import BadRequest, NotForUs
 from leadsman_extproc.models import ModelText, load_model
-from leadsman_extproc.ports import Arrival, ReadRequest
+from leadsman_extproc.ports import Arrival, Read, ReadRequest
 from leadsman_extproc.reading import Pending, Reader, ServedModel
 from leadsman_extproc.wishes import HeaderNames
 from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
@@ -85,10 +85,16 @@ def reader(text: ModelText | None, engine: Engine | None = None) -> Reader:
     return Reader(models=[served], secret=SECRET, block_sizes=lambda model: SIZES, tokenize=engine)
 
 
+async def waited_for(read: Awaitable[Read]) -> Read:
+    return await read
+
+
 def read(
     reading: Reader, path: str, headers: Mapping[str, str] | None = None, **fields: Any
 ) -> Request:
-    answer = asyncio.run(reading.read(arrival(path, fields, headers or {})))
+    answer = reading.read(arrival(path, fields, headers or {}))
+    if isinstance(answer, Awaitable):
+        answer = asyncio.run(waited_for(answer))
     assert isinstance(answer, ReadRequest)
     return answer.request
 

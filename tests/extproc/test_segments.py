@@ -5,7 +5,8 @@ import re
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman_extproc.segments import SHORTEST, SegmentCache
+from leadsman.keys import block_keys
+from leadsman_extproc.segments import LONG, SHORTEST, SegmentCache
 
 CUTS = re.compile(b"#")
 
@@ -88,3 +89,40 @@ def test_many_short_pieces_are_not_cut_apart():
     plan = cache.plan(b"#x" * 10_000)
 
     assert len(plan.pieces) <= 20_000 // SHORTEST + 1
+
+
+def paired(text: bytes) -> np.ndarray:
+    """Take two bytes for an id, and begin anew at each cut: cut anywhere else, ids differ."""
+    ids: list[int] = []
+    for piece in re.split(b"(?=#)", text):
+        padded = piece + b"." * (len(piece) % 2)
+        ids.extend(np.frombuffer(padded, np.uint16))
+    return np.array(ids, np.uint32)
+
+
+parts = st.tuples(st.sampled_from([b"#", b"-"]), st.sampled_from(b"AB"), st.integers(1, LONG))
+
+
+@given(st.lists(st.lists(parts, min_size=1, max_size=8), min_size=2, max_size=6))
+def test_a_prompt_that_begins_as_another_has_the_ids_and_the_keys_of_a_fresh_one(talks):
+    cache = SegmentCache(paired, CUTS, 10**7)
+
+    for talk in talks:
+        beginning = b"#" + b"S" * LONG + b"#" + b"U" * SHORTEST
+        text = beginning + b"".join(mark + bytes([letter]) * n for mark, letter, n in talk)
+        prompt = cache.finish(cache.plan(text))
+
+        assert np.array_equal(prompt.whole(), paired(text))
+        for size in (16, 64):
+            assert np.array_equal(prompt.keys(size, 7), block_keys(paired(text), size, 7))
+    cache.check()
+
+
+def test_a_long_next_turn_shares_the_pieces_of_the_last():
+    cache = SegmentCache(Counting(), CUTS, 10**7)
+    first, second = turns([LONG] * 9)[-2:]
+    cache.finish(cache.plan(first))
+
+    plan = cache.plan(second)
+
+    assert (plan.shared, len(plan.pieces)) == (8, 1)

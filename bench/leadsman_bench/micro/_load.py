@@ -24,6 +24,7 @@ _PLACE: Final = b"#" * _DIGITS
 class Load:
     """What one run saw. p50: seconds from a request's first byte to its answer's last."""
 
+    requests: int
     rate: float
     p50: Seconds
 
@@ -70,7 +71,7 @@ async def _run(url: str, source: Iterator[bytes], clients: int, seconds: Seconds
             parts.port or 80,
         )
     await asyncio.gather(*done)
-    return Load(len(waits) / (time.perf_counter() - began), median(waits))
+    return Load(len(waits), len(waits) / (time.perf_counter() - began), median(waits))
 
 
 class _Client(asyncio.Protocol):

@@ -49,10 +49,10 @@ def _back(raw: bytes, tag: int) -> bytes:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             break
-    wrapped = raw[at : at + length]
+    before = b""
     for outer in (0x1A, 0x1A, 0x0A, tag):
-        wrapped = bytes((outer,)) + _varint(len(wrapped)) + wrapped
-    return wrapped
+        before = bytes((outer,)) + _varint(len(before) + length) + before
+    return before + raw[at : at + length]
 
 
 def _varint(number: int) -> bytes:

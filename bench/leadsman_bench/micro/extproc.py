@@ -9,18 +9,22 @@ new.
 
 Rates are with 16 clients, latency with one, as what it adds to the same Envoy without a picker.
 The three take turns, so that what else the machine does hits all alike; figures are medians. All
-processes share the machine with this one, so absolute figures are pessimistic.
+processes share the machine with this one, so absolute figures are pessimistic. The no-op works in
+two threads and ours in one, so where the machine is busy with other things too, it gets a larger
+share of it: then the CPU time of a request is the figure to look at. The no-op is the least that
+can be done on grpc.aio; ours has a server of its own (docs/adr/0012).
 """
 
 import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from leadsman.units import Seconds
 
@@ -29,7 +33,7 @@ from leadsman_bench.envoy_config import EnvoyConfig, Profile
 from leadsman_bench.micro import _load
 from leadsman_bench.micro._upstream import MODEL
 from leadsman_bench.micro.conversation import DIRECTORY, TEMPLATE
-from leadsman_bench.processes import Children, children
+from leadsman_bench.processes import Children, children, cpu_seconds
 
 ROUNDS: Final = 5
 CLIENTS: Final = 16
@@ -43,14 +47,19 @@ LONG: Final = 220_000
 def measure() -> dict[str, float]:
     """Measure the ratios; takes some 110 seconds."""
     short, long = _bodies(SHORT), _bodies(LONG)
-    with _running("duplex") as urls:
-        pickers = {"noop": urls["noop"], "ours": urls["ours"]}
-        rates = _rates(_in_turn(pickers, short, CLIENTS))
-        longs = _rates(_in_turn(pickers, long, CLIENTS))
-        p50 = _p50(_in_turn(urls, short, 1))
-    with _running("buffered") as urls:
-        pickers = {"noop": urls["noop"], "ours": urls["ours"]}
-        buffered = _rates(_in_turn(pickers, short, CLIENTS))
+    with _running("duplex") as paths:
+        pickers = {"noop": paths["noop"], "ours": paths["ours"]}
+        at_short = _in_turn(pickers, short, CLIENTS)
+        at_long = _in_turn(pickers, long, CLIENTS)
+        alone = _in_turn(paths, short, 1)
+    with _running("buffered") as paths:
+        pickers = {"noop": paths["noop"], "ours": paths["ours"]}
+        at_buffered = _in_turn(pickers, short, CLIENTS)
+    rates, longs, buffered = (
+        _medians(runs, lambda run: run.load.rate) for runs in (at_short, at_long, at_buffered)
+    )
+    cpu, long_cpu = (_medians(runs, lambda run: run.cpu) for runs in (at_short, at_long))
+    p50 = _medians(alone, lambda run: run.load.p50)
     return {
         "extproc_rps_vs_noop": rates["ours"] / rates["noop"],
         "extproc_p50_vs_noop": (p50["ours"] - p50["none"]) / (p50["noop"] - p50["none"]),
@@ -64,29 +73,52 @@ def measure() -> dict[str, float]:
         "extproc_220k_noop_rps": longs["noop"],
         "extproc_buffered_rps": buffered["ours"],
         "extproc_buffered_noop_rps": buffered["noop"],
+        "extproc_cpu_s": cpu["ours"],
+        "extproc_noop_cpu_s": cpu["noop"],
+        "extproc_220k_cpu_s": long_cpu["ours"],
+        "extproc_220k_noop_cpu_s": long_cpu["noop"],
     }
 
 
-def _p50(loads: dict[str, list[_load.Load]]) -> dict[str, Seconds]:
-    return {name: median(load.p50 for load in of_one) for name, of_one in loads.items()}
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A way through an Envoy; `pid` is its picker's, None where it has none."""
+
+    url: str
+    pid: int | None
 
 
-def _rates(loads: dict[str, list[_load.Load]]) -> dict[str, float]:
-    return {name: median(load.rate for load in of_one) for name, of_one in loads.items()}
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run, and the CPU time that its picker took for a request."""
+
+    load: _load.Load
+    cpu: Seconds
 
 
-def _in_turn(
-    urls: dict[str, str], bodies: list[bytes], clients: int
-) -> dict[str, list[_load.Load]]:
+_Runs: TypeAlias = dict[str, list[_Run]]
+
+
+def _medians(runs: _Runs, of: Callable[[_Run], float]) -> dict[str, float]:
+    return {name: median(map(of, of_one)) for name, of_one in runs.items()}
+
+
+def _in_turn(paths: dict[str, _Path], bodies: list[bytes], clients: int) -> _Runs:
     """Load each in turn, ROUNDS times; a first, short round of each warms up."""
     source = _load.requests(bodies)
-    loads: dict[str, list[_load.Load]] = {name: [] for name in urls}
-    for url in urls.values():
-        _load.run(url, source, clients=clients, seconds=SECONDS / 2)
+    runs: _Runs = {name: [] for name in paths}
+    for path in paths.values():
+        _load.run(path.url, source, clients=clients, seconds=SECONDS / 2)
     for _ in range(ROUNDS):
-        for name, url in urls.items():
-            loads[name].append(_load.run(url, source, clients=clients, seconds=SECONDS))
-    return loads
+        for name, path in paths.items():
+            before = _taken(path)
+            load = _load.run(path.url, source, clients=clients, seconds=SECONDS)
+            runs[name].append(_Run(load, (_taken(path) - before) / load.requests))
+    return runs
+
+
+def _taken(path: _Path) -> Seconds:
+    return 0.0 if path.pid is None else cpu_seconds(path.pid)
 
 
 def _bodies(size: int) -> list[bytes]:
@@ -111,35 +143,30 @@ def _conversation(rng: random.Random, words: list[str], size: int) -> bytes:
 
 
 @contextmanager
-def _running(profile: Profile) -> Iterator[dict[str, str]]:
-    """Run engines, both pickers and an Envoy for each; yields the URLs by name."""
+def _running(profile: Profile) -> Iterator[dict[str, _Path]]:
+    """Run engines, both pickers and an Envoy for each; yields the ways through them by name."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leadsman-micro-")))
         held = stack.enter_context(children(folder))
         held.start("engines", module("_upstream", str(ENGINES)))
         ports = told(held, folder, "engines")["ports"]
+        engines = [f"127.0.0.1:{port}" for port in ports]
         held.start("noop", module("_noop", profile))
         (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
         held.start("ours", leadsman("serve", "--config", str(folder / "fleet.yaml")))
-        pickers = {
-            "none": None,
-            "noop": f"127.0.0.1:{told(held, folder, 'noop')['port']}",
-            "ours": f"127.0.0.1:{told(held, folder, 'ours')['port']}",
-        }
-        engines = [f"127.0.0.1:{port}" for port in ports]
-        yield {
-            name: stack.enter_context(
-                running_envoy(
-                    EnvoyConfig(
-                        engines=engines,
-                        picker=picker,
-                        profile=profile,
-                        logs_access=name == "ours" and profile == "buffered",
-                    )
-                )
-            ).url
-            for name, picker in pickers.items()
-        }
+        paths = {}
+        for name in ("none", "noop", "ours"):
+            picks = name != "none"
+            picker = f"127.0.0.1:{told(held, folder, name)['port']}" if picks else None
+            config = EnvoyConfig(
+                engines=engines,
+                picker=picker,
+                profile=profile,
+                logs_access=name == "ours" and profile == "buffered",
+            )
+            envoy = stack.enter_context(running_envoy(config))
+            paths[name] = _Path(envoy.url, held.pid(name) if picks else None)
+        yield paths
 
 
 def fleet_file(ports: list[int], folder: Path) -> str:

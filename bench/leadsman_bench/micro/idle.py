@@ -5,7 +5,6 @@ The question: the share of one core that `leadsman serve` takes, collectors incl
 load every two seconds and for its health every five; its socket is silent.
 """
 
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Final
 from leadsman.units import Seconds
 
 from leadsman_bench.micro.extproc import fleet_file, leadsman, module, told
-from leadsman_bench.processes import children
+from leadsman_bench.processes import children, cpu_seconds
 
 ENDPOINTS: Final = 64
 SETTLE: Final[Seconds] = 8.0
@@ -33,16 +32,9 @@ def measure() -> dict[str, float]:
         (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
         held.start("picker", leadsman("serve", "--config", str(folder / "fleet.yaml")))
         told(held, folder, "picker")
-        picker = held.pids()[-1]
+        picker = held.pid("picker")
         time.sleep(SETTLE)
-        before, began = _cpu(picker), time.monotonic()
+        before, began = cpu_seconds(picker), time.monotonic()
         time.sleep(WINDOW)
-        share = (_cpu(picker) - before) / (time.monotonic() - began)
+        share = (cpu_seconds(picker) - before) / (time.monotonic() - began)
     return {f"idle_cpu_{ENDPOINTS}_endpoints": share}
-
-
-def _cpu(pid: int) -> Seconds:
-    """Read the CPU time that a process has taken, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    user, system = int(fields[11]), int(fields[12])
-    return (user + system) / os.sysconf("SC_CLK_TCK")
