@@ -25,7 +25,7 @@ from leadsman.curve import fingerprint
 from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.grade import Grade, Summary
-from leadsman.lengths import Lengths
+from leadsman.lengths import Floats, Lengths
 from leadsman.prediction import Admitted, Price
 from leadsman.records import (
     Cleared,
@@ -115,19 +115,14 @@ def _relative_fit(columns: np.ndarray, seconds: np.ndarray) -> list[float]:
 
 
 class _TrueLengths(Lengths):
-    """Knows each answer's length: the request's cap, which is set to it."""
+    """Knows each answer's length: the request's cap, which is set to it. None ends before."""
 
-    def remaining(
-        self,
-        generated: Tokens,
-        *,
-        draw: float = 0.5,
-        family: BlockKey | None = None,
-        max_tokens: Tokens | None = None,
-    ) -> float:
-        del draw, family
+    def below(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> Floats:
+        del family
         assert max_tokens is not None
-        return max(max_tokens - generated, 1)
+        below = np.zeros_like(super().below())
+        below[-1] = 1.0
+        return below
 
 
 class Replayed:

@@ -22,8 +22,8 @@ Source: vLLM 0.33 v1/core/sched/scheduler.py, Scheduler.schedule and update_from
 """
 
 from collections import deque
-from collections.abc import Callable
-from heapq import heappop, heappush
+from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeAlias
 
 from leadsman.engine import EngineSettings
@@ -115,14 +115,13 @@ class Replay:
     Of the free blocks, `unused` hold nothing and are given out first; `lost` counts the cached
     ones that new tokens have been given: how far eviction has come. A fork shares the sequences
     that it does not move; `entered` are those it did, and `ended` those that left it since, in
-    order, with their lengths.
+    order, with their lengths. `crowd` counts how often it has changed who decodes.
     """
 
     __slots__ = (
-        "_cut", "_is_full", "_lingering", "_orders", "_preempted",
-        "_refused", "believes", "clock", "context", "decoding", "ended", "entered", "expectations",
-        "free", "limits", "lost", "phases", "prefilling", "seen_until", "settings", "tick",
-        "unused", "waiting",
+        "_cut", "_is_full", "_lingering", "_orders", "_preempted", "_refused", "believes", "clock",
+        "context", "crowd", "decoding", "ended", "entered", "expectations", "free", "limits",
+        "lost", "phases", "prefilling", "seen_until", "settings", "tick", "unused", "waiting",
     )  # fmt: skip
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -140,6 +139,7 @@ class Replay:
         self.unused: Blocks = settings.num_blocks
         self.lost: Blocks = 0
         self.phases: dict[int, int] = {}
+        self.crowd = 0
         self.limits: list[tuple[int, RequestId]] = []
         self.expectations: list[tuple[int, RequestId]] = []
         self._lingering: list[tuple[Seq, Blocks]] = []
@@ -167,6 +167,7 @@ class Replay:
         twin._lingering = self._lingering.copy()
         twin._orders, twin.seen_until = self._orders, self.seen_until
         twin._is_full = twin._preempted = False
+        twin.crowd = self.crowd
         twin._refused, twin._cut = None, None
         return twin
 
@@ -546,6 +547,7 @@ class Replay:
             self._end(seq, seq.computed, seq.blocks - seq.shared)
             return
         self.decoding[seq.id] = seq
+        self.crowd += 1
         self.context += seq.computed + 1
         phase = (seq.computed - self.tick) % self.settings.block_size
         self.phases[phase] = self.phases.get(phase, 0) + 1
@@ -560,15 +562,17 @@ class Replay:
             seq.due = self.tick + max(expected - self.generated(seq), 0)
             heappush(self.expectations, (seq.due, seq.id))
 
-    def overdue(self) -> list[Seq]:
-        """Decoding sequences that outlive what was expected of them by their next token."""
-        found, heap = [], self.expectations
-        while heap and heap[0][0] <= self.tick:
-            due, request = heappop(heap)
-            seq = self.decoding.get(request)
-            if seq is not None and seq.due == due:
-                found.append(seq)
-        return found
+    def expect_all(self, left: Mapping[RequestId, int]) -> None:
+        """Believe from now on that all who decode will end after so many more tokens."""
+        for seq in self.decoding.values():
+            seq.expected, seq.due = self.generated(seq) + left[seq.id], self.tick + left[seq.id]
+        self.expectations = [(seq.due, seq.id) for seq in self.decoding.values()]
+        heapify(self.expectations)
+
+    @property
+    def has_overdue(self) -> bool:
+        """Whether somebody decodes on who was expected to have ended."""
+        return self._head(self.expectations, believed=True) <= self.tick
 
     def _next_end(self) -> int:
         """The tick of the next end that counts, far off where there is none."""
@@ -608,6 +612,7 @@ class Replay:
     def _leave_decoding(self, seq: Seq) -> Blocks:
         """Take a sequence out of the sums; returns the blocks that it gives back."""
         del self.decoding[seq.id]
+        self.crowd += 1
         length = seq.computed + self.tick - seq.base
         self.context -= length + 1
         phase = (seq.computed - seq.base) % self.settings.block_size

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leadsman.curve import CurveLearner, KnownCurve, PrefillCurve, fingerprint
+from leadsman.ends import joint_ends
 from leadsman.engine import EngineSettings
 from leadsman.firstcome import Forecast
-from leadsman.lengths import Lengths
+from leadsman.lengths import Floats, Lengths, beyond
 from leadsman.mirror import ARRIVAL_DELAY, Flight, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
@@ -43,6 +44,9 @@ MEASURED_WINDOWS = 20
 
 GUESS, CURVE, CALIBRATED = 0.003, 20.0, 25.0
 """How many windows a prior counts as: a default, a measured curve, one with a decode table."""
+
+UNCAPPED: Tokens = 1 << 40
+"""Tokens that an answer may have where nothing bounds it."""
 
 NEVER: Seconds = 1e6
 """Seconds of wait for a request that the engine can never admit."""
@@ -77,6 +81,8 @@ class WorkerState:
         self.load: LoadSample | None = None
         self.heard_at: Seconds | None = None
         self._expectations: dict[RequestId, Expectation] = {}
+        self._below: dict[RequestId, Floats] = {}
+        self._crowd: int | None = None
         self._sequence: int | None = None
         self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
@@ -153,16 +159,19 @@ class WorkerState:
     def _catch_up(self, now: Seconds) -> None:
         self.mirror.catch_up(now)
         replay = self.mirror.replay
-        for seq in replay.overdue():
-            generated = replay.generated(seq)
-            family = self._expectations[seq.id].family if seq.id in self._expectations else None
-            cap = self.mirror.flights[seq.id].max_tokens
-            replay.expect(seq, generated + self._expected(generated, family, cap))
+        if replay.decoding and (replay.crowd != self._crowd or replay.has_overdue):
+            self._crowd = replay.crowd
+            self._foresee_ends()
 
-    def _expected(self, generated: Tokens, family: BlockKey | None, most: Tokens | None) -> Tokens:
-        """Output tokens still to come: the median, since most are followed to their end."""
-        left = self.lengths.remaining(generated, family=family, max_tokens=most)
-        return max(1, round(left))
+    def _foresee_ends(self) -> None:
+        """Expect the ends of all that decode anew."""
+        replay = self.mirror.replay
+        seqs = list(replay.decoding.values())
+        below = np.array([self._below[seq.id] for seq in seqs])
+        generated = [replay.generated(seq) for seq in seqs]
+        room = [(seq.limit or UNCAPPED) - made for seq, made in zip(seqs, generated, strict=True)]
+        ends = joint_ends(below, generated, room).tolist()
+        replay.expect_all({seq.id: left for seq, left in zip(seqs, ends, strict=True)})
 
     def _as_granted(self, request: Request, now: Seconds) -> Granted:
         return Granted(
@@ -200,8 +209,8 @@ class WorkerState:
         """Take a grant in, one's own or another picker's."""
         self.has_changed = True
         if granted.request not in self.mirror.flights:
-            expected = self._expected(0, family, granted.max_tokens)
-            self.mirror.grant(granted, expected)
+            below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
+            self.mirror.grant(granted, round(beyond(below, 0)))
 
     def saw_tokens(self, seen: TokensSeen) -> bool:
         """Tokens of a granted request came; the first of them grades its prediction.
@@ -220,6 +229,7 @@ class WorkerState:
         self.has_changed = True
         flight = self.mirror.saw_end(ended)
         expectation = self._expectations.pop(ended.request, None)
+        self._below.pop(ended.request, None)
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
             family = None if expectation is None else expectation.family
             self.lengths.add(ended.completion_tokens, family, flight.max_tokens)

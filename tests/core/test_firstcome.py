@@ -81,7 +81,7 @@ class Asked:
             )
             for _ in range(draw(st.integers(0, 5))):
                 mirror._commit()
-        for seq in mirror.replay.overdue():
+        for seq in [s for s in mirror.replay.decoding.values() if s.due <= mirror.replay.tick]:
             mirror.replay.expect(seq, mirror.replay.generated(seq) + draw(st.integers(1, 9)))
         self.now += draw(st.sampled_from([0.0, 0.01, 1.0]))
         self.target = mirror.sequence(draw(grants(self.now)), draw(st.integers(1, 20)))

@@ -123,9 +123,11 @@ def test_a_family_that_says_little_is_expected_to_say_little():
         said(state, strange.id, 10.0 * number + 4)
         over(state, strange.id, 10.0 * number + 9, tokens=800)
 
-    short, long = (state._expected(0, family, None) for family in (7, 8))
+    for name, family in (("short", 7), ("long", 8)):
+        reserve(state, request(name, family=family), 200.0)
 
-    assert short < long / 4
+    flights = state.mirror.flights
+    assert flights["short"].seq.expected < flights["long"].seq.expected / 4
 
 
 def test_an_answer_that_outlives_what_was_expected_is_expected_to_go_on():
