@@ -47,7 +47,7 @@ def test_one_alone_ends_at_its_median(generated):
 
     (end,) = joint_ends(known.below()[None], [generated], [FREE])
 
-    assert end == pytest.approx(known.remaining(generated), rel=0.1, abs=1)
+    assert end == pytest.approx(known.remaining(generated), rel=0.15, abs=1)
 
 
 @pytest.mark.parametrize("size", [4, 64])
