@@ -5,8 +5,10 @@ knows what was refused and why. The real queue wait is on no wire: it is the rea
 token less the predicted time of the request's own prefill.
 
 Goodput is the share of the requests with a bound, among all that arrived in the overloaded phase,
-that were served and kept it; a refused one did not. Without admission the same requests are played
-again in virtual time, on the same engines with the same routing, and nobody is refused.
+that were served and kept it; a refused one did not. What admission is worth is told in virtual
+time, where nothing else differs: the same requests are played twice more, on the same engines with
+the same routing, once with admission and once with nobody refused. The run itself shares its cores
+with four engines, Envoy and the callers, so it is slower than either.
 """
 
 from collections import Counter
@@ -50,6 +52,7 @@ class DemoSummary(Summary, frozen=True, kw_only=True):
     """The keys of summary.json: those of every run, and the goodput of the overloaded phase."""
 
     goodput_admission: float | None
+    goodput_admission_virtual: float | None
     goodput_none: float | None
     capacity_per_s: float
 
@@ -164,7 +167,7 @@ def _offers(plan: Sequence[Planned], sizes: Sequence[Tokens]) -> Iterator[Offer]
 
 
 def summary_of(
-    found: Grades, without: Grades, plan: Sequence[Planned], per_s: float
+    found: Grades, admitting: Grades, without: Grades, plan: Sequence[Planned], per_s: float
 ) -> DemoSummary:
     """Sum up the demo."""
     counts = Counts(
@@ -176,6 +179,7 @@ def summary_of(
     return DemoSummary(
         **msgspec.structs.asdict(summarise(found.graded, counts)),
         goodput_admission=goodput(found, plan),
+        goodput_admission_virtual=goodput(admitting, plan),
         goodput_none=goodput(without, plan),
         capacity_per_s=per_s,
     )

@@ -158,7 +158,8 @@ def test_a_short_demo_leaves_its_artifacts_and_no_process(tmp_path, monkeypatch)
     assert {"decisions.jsonl", "outcomes.jsonl", "summary.json", "manifest.json"} <= kept
     assert {"ttft.png", "ttft.svg", "ttft.html"} <= kept
     written = json.loads((tmp_path / "summary.json").read_text())
-    assert {"within_1s", "bound_kept", "goodput_admission", "goodput_none"} <= set(written)
+    assert {"within_1s", "bound_kept"} <= set(written)
+    assert {"goodput_admission", "goodput_admission_virtual", "goodput_none"} <= set(written)
     assert descendants(os.getpid()) == []
 
 
