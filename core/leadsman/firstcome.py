@@ -56,12 +56,19 @@ class FirstCome(Running):
     """
 
     __slots__ = (
-        "_budget", "_cache", "_is_whole", "_kept", "_now", "_slots", "_soonest", "_target",
-        "_weights", "before", "clock", "entered", "latest", "place", "prefill", "queue",
+        "_budget", "_cache", "_is_whole", "_kept", "_mine", "_now", "_slots", "_soonest",
+        "_target", "_weights", "before", "clock", "entered", "latest", "place", "prefill", "queue",
         "scheduled_at", "sees_all",
     )  # fmt: skip
 
-    def __init__(self, mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        target: Seq,
+        weights: StepWeights,
+        now: Seconds,
+        behind: Seq | None = None,
+    ) -> None:
         super().__init__(mirror)
         replay, settings = mirror.replay, mirror.settings
         self._budget, self._slots = settings.max_num_batched_tokens, settings.max_num_seqs
@@ -71,6 +78,9 @@ class FirstCome(Running):
         self._now, self._soonest = now, now + SOON
         self.clock, self.before = replay.clock, replay.seen_until
         self.queue, self.place = [*replay.waiting, target], 0
+        self._mine = len(replay.waiting)
+        if behind is not None:
+            self.queue.append(behind)
         self.latest = max([seq.visible_at for seq in self.queue])
         self.sees_all = False
         self.scheduled_at: Seconds | None = None
@@ -87,9 +97,11 @@ class FirstCome(Running):
         for _ in range(MOST_EVENTS):
             if not self._advance(self._steps()):
                 return None
-            if self.prefill is None and self.scheduled_at is not None:
-                cached = self.entered[self._target.id].cached or 0
-                return Forecast(max(self.scheduled_at, self._now), self.clock, cached)
+            if self.scheduled_at is not None:
+                mine = self.entered[self._target.id]
+                if mine.computed == mine.target:
+                    begun = max(self.scheduled_at, self._now)
+                    return Forecast(begun, self.clock, mine.cached or 0)
         return None
 
     # -- how far it is to the next event ---------------------------------------------------------
@@ -157,7 +169,7 @@ class FirstCome(Running):
         if spare and not self.is_refused and (self.sees_all or steps == 1):
             place, running = self.place, seconds
             seconds += self._admit(spare, finals)
-            if self.place == len(self.queue) and self.scheduled_at is None:
+            if self.place > self._mine and self.scheduled_at is None:
                 self.scheduled_at = self._began(steps, running, prefill, chunk)
             if is_idle and place == self.place:
                 return False

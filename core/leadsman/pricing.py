@@ -18,18 +18,31 @@ MOST_STEPS = 20_000
 """A replay that needs more is of a request that the engine can never admit."""
 
 
-def forecast(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) -> Forecast | None:
+def forecast(
+    mirror: Mirror,
+    target: Seq,
+    weights: StepWeights,
+    now: Seconds,
+    behind: Seq | None = None,
+) -> Forecast | None:
     """Predict `target`, added behind all that is queued now. None if it never gets in.
 
-    Reads the mirror only.
+    behind: who is expected to come next, and to fill what `target` leaves of its last step. Reads
+    the mirror only.
     """
     found = None
     if is_first_come(mirror.replay):
-        found = FirstCome(mirror, target, weights, now).run()
-    return found or stepwise(mirror, target, weights, now)
+        found = FirstCome(mirror, target, weights, now, behind).run()
+    return found or stepwise(mirror, target, weights, now, behind)
 
 
-def stepwise(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) -> Forecast | None:
+def stepwise(
+    mirror: Mirror,
+    target: Seq,
+    weights: StepWeights,
+    now: Seconds,
+    behind: Seq | None = None,
+) -> Forecast | None:
     """Predict as `forecast` does, whatever the engine's rules and whatever happens."""
     replay = mirror.replay.fork()
     replay.free = mirror.free_blocks() - replay.lingering
@@ -37,6 +50,8 @@ def stepwise(mirror: Mirror, target: Seq, weights: StepWeights, now: Seconds) ->
     replay.lost = 0
     lookup = FutureCache(mirror, replay).lookup
     replay.add(target)
+    if behind is not None:
+        replay.add(behind)
     scheduled_at, found = None, target
     for _ in range(MOST_STEPS):
         is_idle = not replay.has_work

@@ -15,6 +15,7 @@ from leadsman.curve import CurveLearner, KnownCurve, PrefillCurve, fingerprint
 from leadsman.ends import joint_ends
 from leadsman.engine import EngineSettings
 from leadsman.firstcome import Forecast
+from leadsman.followers import Followers
 from leadsman.lengths import Floats, Lengths, beyond
 from leadsman.mirror import ARRIVAL_DELAY, Flight, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
@@ -81,6 +82,7 @@ class WorkerState:
         self.load: LoadSample | None = None
         self.heard_at: Seconds | None = None
         self._expectations: dict[RequestId, Expectation] = {}
+        self.followers = Followers()
         self._below: dict[RequestId, Floats] = {}
         self._crowd: int | None = None
         self._sequence: int | None = None
@@ -143,7 +145,7 @@ class WorkerState:
         self._catch_up(granted.at)
         listed = partial(request.key_list, size)
         asked = mirror.sequence(granted, expected=1, listed=listed)
-        found = forecast(mirror, asked, weights, granted.at)
+        found = forecast(mirror, asked, weights, granted.at, self.followers.next_after(granted.at))
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
         self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))
@@ -211,6 +213,7 @@ class WorkerState:
         if granted.request not in self.mirror.flights:
             below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
             self.mirror.grant(granted, round(beyond(below, 0)))
+            self.followers.came(granted.at)
 
     def saw_tokens(self, seen: TokensSeen) -> bool:
         """Tokens of a granted request came; the first of them grades its prediction.
@@ -222,6 +225,8 @@ class WorkerState:
             return False
         is_first, self.has_changed = flight.first_at is None, True
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
+        if is_first:
+            self.followers.prefilled(flight.seq.prompt - (flight.seq.cached or 0))
         return is_first and self._grade(flight, seen)
 
     def saw_end(self, ended: Ended) -> None:

@@ -10,7 +10,7 @@ from leadsman.firstcome import FirstCome, is_first_come
 from leadsman.mirror import Mirror
 from leadsman.pricing import forecast, stepwise
 from leadsman.records import Granted
-from leadsman.replay import Replay
+from leadsman.replay import Replay, Seq
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import RequestId, WorkerId
 
@@ -85,13 +85,21 @@ class Asked:
             mirror.replay.expect(seq, mirror.replay.generated(seq) + draw(st.integers(1, 9)))
         self.now += draw(st.sampled_from([0.0, 0.01, 1.0]))
         self.target = mirror.sequence(draw(grants(self.now)), draw(st.integers(1, 20)))
+        self.behind = None
+        if draw(st.booleans()):
+            self.behind = Seq(
+                RequestId("behind"),
+                draw(st.integers(1, 60)),
+                self.now + draw(st.sampled_from([0.0, 0.02, 0.1, 1.0])),
+            )
+            self.behind.arrival = self.target.arrival + 1
 
     def in_steps(self):
         with patch.object(Replay, "skip", lambda *_: None):
-            return stepwise(self.mirror, self.target, self.weights, self.now)
+            return stepwise(self.mirror, self.target, self.weights, self.now, self.behind)
 
     def in_closed_form(self):
-        return FirstCome(self.mirror, self.target, self.weights, self.now).run()
+        return FirstCome(self.mirror, self.target, self.weights, self.now, self.behind).run()
 
 
 @st.composite
@@ -122,7 +130,7 @@ def test_the_closed_form_is_the_replay_step_by_step(one):
 @profile(max_examples=500)
 @given(asked())
 def test_a_forecast_is_the_replay_step_by_step_whatever_the_engines_rules(one):
-    found = forecast(one.mirror, one.target, one.weights, one.now)
+    found = forecast(one.mirror, one.target, one.weights, one.now, one.behind)
 
     stepped = one.in_steps()
 
