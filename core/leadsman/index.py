@@ -26,8 +26,9 @@ from leadsman.columns import Columns, Place
 from leadsman.match import Match, leading_runs
 from leadsman.records import GPU, Cleared, KvEvent, Stored, Trust
 from leadsman.residency import Flags, Residency
-from leadsman.table import KeyTable, Numbers, batches
-from leadsman.units import Blocks, Keys, WorkerId
+from leadsman.single import FEW, SingleKeyTable
+from leadsman.table import Numbers, batches
+from leadsman.units import BlockKey, Blocks, Keys, WorkerId
 
 
 class CacheIndex:
@@ -35,7 +36,7 @@ class CacheIndex:
 
     def __init__(self) -> None:
         self.unknown_removals = 0
-        self._table = KeyTable()
+        self._table = SingleKeyTable()
         self._tiers: dict[str, Residency] = {GPU: Residency(1)}
         self._columns = Columns()
 
@@ -69,6 +70,12 @@ class CacheIndex:
         """Count one more copy of each block, once for each time that its key occurs."""
         column = self._place(worker).column
         residency = self._tier(tier)
+        if keys.size <= FEW:
+            for key in keys.tolist():
+                row = self._table.add_one(key)
+                self._reserve()
+                residency.add_one(row, column)
+            return
         for part in batches(keys):
             rows = self._table.add(part)
             self._reserve()
@@ -78,6 +85,11 @@ class CacheIndex:
         """Count one copy less of each block; newest first where the worker is suspect."""
         place = self._place(worker)
         residency = self._tier(tier)
+        if keys.size <= FEW:
+            for key in keys.tolist():
+                self._remove_one(place, residency, key)
+            self._give_back()
+            return
         for part in batches(keys):
             slots = self._table.find(part)
             for column in place.columns:
@@ -88,6 +100,17 @@ class CacheIndex:
                 slots = slots[~held]
             self.unknown_removals += slots.size
         self._give_back()
+
+    def _remove_one(self, place: Place, residency: Residency, key: BlockKey) -> None:
+        slot = self._table.find_one(key)
+        row = self._table.row_at(slot)
+        for column in place.columns:
+            if residency.holds_one(row, column):
+                residency.drop_one(row, column)
+                if not any(tier.is_held(row) for tier in self._tiers.values()):
+                    self._table.drop_one(slot)
+                return
+        self.unknown_removals += 1
 
     def clear(self, worker: WorkerId, tier: str | None = None) -> None:
         """Forget all that the worker holds in a tier, or in every tier."""

@@ -154,7 +154,10 @@ class Mirror:
             seq.keys = granted.keys.tolist()
         elif relatives or (first is not None and first in self.pool):
             seq.keys = listed()
-        seq.kin = [(request, _common(seq.keys, keys)) for request, keys in relatives]
+        common = 0
+        for request, keys in relatives:
+            common = _common(seq.keys, keys, common)
+            seq.kin.append((request, common))
         seq.limit = max(1, self.settings.max_model_len - granted.prompt_tokens)
         if granted.max_tokens is not None:
             seq.limit = min(seq.limit, granted.max_tokens)
@@ -548,9 +551,14 @@ class Mirror:
                 self.pool.keep(keys)
 
 
-def _common(ours: list[BlockKey], theirs: list[BlockKey]) -> Blocks:
-    """Count the leading keys that two prompts share; a key names its whole prefix, so bisect."""
+def _common(ours: list[BlockKey], theirs: list[BlockKey], guess: Blocks) -> Blocks:
+    """Count the leading keys that two prompts share; a key names its whole prefix, so bisect.
+
+    guess: what the prompt shares with another: most share no more than their system prompt.
+    """
     low, high = 0, min(len(ours), len(theirs))
+    if 0 < guess < high and ours[guess] != theirs[guess] and ours[guess - 1] == theirs[guess - 1]:
+        return guess
     while low < high:
         middle = (low + high + 1) // 2
         if ours[middle - 1] == theirs[middle - 1]:

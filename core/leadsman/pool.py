@@ -14,7 +14,7 @@ Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from leadsman.units import BlockKey, Blocks
@@ -31,6 +31,8 @@ class Pool:
         self.pins: dict[BlockKey, int] = {}
         self.free: dict[BlockKey, int] = {}
         self._stamp = 0
+        self._head: list[int] = []
+        self._queue: Iterator[int] | None = None
 
     def __len__(self) -> int:
         return len(self.pins) + len(self.free)
@@ -42,16 +44,20 @@ class Pool:
         """Forget what is cached; blocks of running requests are still theirs, but not findable."""
         self.pins.clear()
         self.free.clear()
+        self._queue = None
 
     def depth(self, keys: Sequence[BlockKey], most: Blocks, cutoff: int = 0) -> Blocks:
         """Count the leading blocks, at most `most`, that are there and outlive `cutoff`."""
-        pins, free = self.pins, self.free
-        return _bisect(most, lambda i: keys[i] in pins or free.get(keys[i], -1) >= cutoff)
+        pins, stamp_of = self.pins, self.free.get
+
+        def outlives(key: BlockKey) -> bool:
+            return key in pins or stamp_of(key, -1) >= cutoff
+
+        return _bisect(keys, most, outlives)
 
     def pinned(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
         """Count the leading blocks, at most `most`, that running requests hold."""
-        pins = self.pins
-        return _bisect(most, lambda i: keys[i] in pins)
+        return _bisect(keys, most, self.pins.__contains__)
 
     def cutoff(self, lost: Blocks, touched: Sequence[int] = ()) -> int:
         """Return the stamp below which everything is gone once `lost` cached blocks were reused.
@@ -61,17 +67,23 @@ class Pool:
         if lost <= 0:
             return 0
         skipped = 0
-        while True:
-            stamp = next(islice(self.free.values(), lost + skipped, lost + skipped + 1), None)
-            if stamp is None:
-                return self._stamp + 1
+        while (stamp := self._stamp_at(lost + skipped)) is not None:
             if (below := bisect_right(touched, stamp)) == skipped:
                 return stamp
             skipped = below
+        return self._stamp + 1
+
+    def _stamp_at(self, place: int) -> int | None:
+        """Read the stamp at a place of the queue; one run into the future asks for many."""
+        if self._queue is None:
+            self._head, self._queue = [], iter(self.free.values())
+        if place >= len(self._head):
+            self._head += islice(self._queue, place + 1 - len(self._head))
+        return self._head[place] if place < len(self._head) else None
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Let one more running request hold these blocks."""
-        pins, free = self.pins, self.free
+        pins, free, self._queue = self.pins, self.free, None
         for key in keys:
             free.pop(key, None)
             pins[key] = pins.get(key, 0) + 1
@@ -87,10 +99,11 @@ class Pool:
                 del pins[key]
                 stamp += 1
                 free[key] = stamp
-        self._stamp = stamp
+        self._stamp, self._queue = stamp, None
 
     def keep(self, keys: Iterable[BlockKey]) -> None:
         """Blocks that were stored by nobody known: they are there, and lost last."""
+        self._queue = None
         for key in keys:
             if key not in self.pins:
                 self.free.pop(key, None)
@@ -99,11 +112,13 @@ class Pool:
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
         """The engine says that these are gone: a copy that is still pinned is another one."""
+        self._queue = None
         for key in keys:
             self.free.pop(key, None)
 
     def evict(self, lost: Blocks) -> None:
         """Give up the head of the queue, where no event tells."""
+        self._queue = None
         for key in list(islice(self.free, lost)):
             del self.free[key]
 
@@ -115,16 +130,16 @@ class Pool:
         assert all(count > 0 for count in self.pins.values())
 
 
-def _bisect(most: Blocks, holds: Callable[[int], bool]) -> Blocks:
-    """Count how many of 0, 1, … `most` - 1 hold, where none holds after the first that does not."""
-    if most <= 0 or not holds(0):
+def _bisect(keys: Sequence[BlockKey], most: Blocks, holds: Callable[[BlockKey], bool]) -> Blocks:
+    """Count how many of the first `most` hold, where none holds after the first that does not."""
+    if most <= 0 or not holds(keys[0]):
         return 0
-    if holds(most - 1):
+    if holds(keys[most - 1]):
         return most
     low, high = 0, most - 1
     while high - low > 1:
         middle = (low + high) // 2
-        if holds(middle):
+        if holds(keys[middle]):
             low = middle
         else:
             high = middle

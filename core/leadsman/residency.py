@@ -95,6 +95,32 @@ class Residency:
         self._count(column, -rows.size)
         return rows
 
+    def holds_one(self, row: int, column: int) -> bool:
+        """Tell whether the column has a copy of one row."""
+        return bool(int(self.bits[row, column >> 6]) >> (column & 63) & 1)
+
+    def is_held(self, row: int) -> bool:
+        """Tell whether any column has a copy of one row."""
+        return any(self.bits[row].tolist())
+
+    def add_one(self, row: int, column: int) -> None:
+        """Count one more copy of one row."""
+        word, bit = column >> 6, 1 << (column & 63)
+        before = int(self.bits[row, word])
+        if before & bit:
+            at = row << _COLUMNS | column
+            self.further[at] = self.further.get(at, 0) + 1
+        else:
+            self.bits[row, word] = before | bit
+            self._count(column, 1)
+
+    def drop_one(self, row: int, column: int) -> None:
+        """Count one copy less of one row, which is held."""
+        if self._is_last(row << _COLUMNS | column):
+            word, bit = column >> 6, 1 << (column & 63)
+            self.bits[row, word] = int(self.bits[row, word]) ^ bit
+            self._count(column, -1)
+
     def clear(self, column: int) -> Numbers:
         """Forget every copy that the column has; returns the rows it had."""
         rows = self.rows_of(column)

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from leadsman.index import CacheIndex
 from leadsman.keys import mix
 from leadsman.records import GPU, Cleared, Removed, Stored, Trust
+from leadsman.single import FEW
 from leadsman.units import WorkerId
 
 A, B = WorkerId("a:1"), WorkerId("b:1")
@@ -22,7 +23,9 @@ def keys(*numbers):
 
 workers = st.sampled_from(WORKERS)
 tiers = st.sampled_from(TIERS)
-some_keys = st.lists(st.sampled_from(POOL), max_size=8).map(lambda ks: np.array(ks, np.uint64))
+few = st.lists(st.sampled_from(POOL), max_size=8)
+many = st.lists(st.sampled_from(POOL), min_size=FEW + 1, max_size=2 * FEW)
+some_keys = (few | many).map(lambda ks: np.array(ks, np.uint64))
 
 
 class Naive:
@@ -343,3 +346,19 @@ def test_steady_churn_does_not_grow_the_index():
 
     index.check()
     assert index.nbytes <= 1.3 * before
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=40))
+def test_keys_of_one_bucket_are_found_whether_they_came_singly_or_together(changes):
+    index, held, rng = CacheIndex(), set(), np.random.default_rng(5)
+    crowded = np.arange(1, 61, dtype=np.uint64) + np.uint64(7 << 32)
+
+    for adds, number in changes:
+        some = rng.choice(crowded, number, replace=False)
+        fresh = set(some.tolist()) - held if adds else set(some.tolist()) & held
+        (index.store if adds else index.remove)(A, np.array(sorted(fresh), np.uint64))
+        held = held | fresh if adds else held - fresh
+
+    index.check()
+    assert index.distinct_blocks == len(held)
+    assert index.holds(A, crowded).tolist() == [key in held for key in crowded.tolist()]
