@@ -1,5 +1,6 @@
 """The command line: `leadsman COMMAND …`. Each command imports only what it runs."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -17,6 +18,8 @@ def _demo(argv: list[str]) -> int:
 
 def _serve(argv: list[str]) -> int:
     """Serve a fleet that a file describes, in one process: --config fleet.yaml."""
+    # gRPC's C part reads this as it is loaded; what it says of closed streams is no line of JSON.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from leadsman_cli import serve
 
     return serve.main(argv)
