@@ -6,6 +6,7 @@ request have stored by then is found, as far as their prompts are the same.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from leadsman.mirror import Mirror
@@ -61,6 +62,9 @@ class FutureCache:
         self._mirror, self._future = mirror, future
         self._touched: list[int] = []
         self._touched_by = 0
+        self._given: dict[RequestId, tuple[Blocks, Blocks]] = {}
+        self._given_back: Blocks = 0
+        self._noted = 0
 
     def lookup(self, seq: Seq) -> Hit:
         """Look up what `seq` finds cached if it is admitted in the next step."""
@@ -80,9 +84,11 @@ class FutureCache:
         return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
 
     def _touch(self) -> None:
+        entered = self._future.entered
+        if len(entered) == self._touched_by:
+            return
         free, size = self._mirror.pool.free, self._mirror.settings.block_size
-        entered = list(self._future.entered.values())
-        for seq in entered[self._touched_by :]:
+        for seq in islice(entered.values(), self._touched_by, None):
             hit = (seq.cached or 0) // size
             self._touched += [free[key] for key in seq.keys[seq.shared : hit] if key in free]
         self._touched_by = len(entered)
@@ -91,25 +97,33 @@ class FutureCache:
     def _alive(self, seq: Seq, most: Blocks, eaten: Blocks) -> Blocks:
         """Count the leading blocks that those in flight before `seq` hold, or gave back last."""
         entered, size = self._future.entered, self._mirror.settings.block_size
-        left = self._left(eaten) if eaten > 0 and seq.kin else {}
+        if eaten > 0:
+            self._note_ended()
         alive = 0
         for request, common in seq.kin:
-            if common > alive:
-                other = entered.get(request) or self._began_before(request)
-                if other is not None:
-                    stored = min(other.computed // size, left.get(request, 1 << 30))
-                    alive = max(alive, min(common, stored, most))
+            if common <= alive:
+                break
+            other = entered.get(request) or self._began_before(request)
+            if other is not None:
+                stored = min(other.computed // size, self._left(request, eaten))
+                alive = max(alive, min(common, stored, most))
         return alive
 
     def _began_before(self, request: RequestId) -> Seq | None:
         flight = self._mirror.flights.get(request)
         return flight.seq if flight is not None and flight.seq.computed else None
 
-    def _left(self, eaten: Blocks) -> dict[RequestId, Blocks]:
-        """Count what is left of each ended request once `eaten` of the blocks given back went."""
-        size = self._mirror.settings.block_size
-        left: dict[RequestId, Blocks] = {}
-        for seq, length in self._future.ended:
-            left.setdefault(seq.id, max(0, length // size - max(0, eaten)))
-            eaten -= length // size - seq.shared
-        return left
+    def _left(self, request: RequestId, eaten: Blocks) -> Blocks:
+        """Count what is left of a request once `eaten` of the blocks given back went."""
+        if eaten <= 0 or request not in self._given:
+            return 1 << 60
+        before, length = self._given[request]
+        return max(0, length - max(0, eaten - before))
+
+    def _note_ended(self) -> None:
+        """Note of each that ended how much others gave back before it, and what it gave."""
+        ended, size = self._future.ended, self._mirror.settings.block_size
+        for seq, length in ended[self._noted :]:
+            self._given.setdefault(seq.id, (self._given_back, length // size))
+            self._given_back += length // size - seq.shared
+        self._noted = len(ended)

@@ -16,6 +16,7 @@ What keeps it honest (each was measured as a fault on a real engine):
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
@@ -158,6 +159,7 @@ class Mirror:
         for request, keys in relatives:
             common = _common(seq.keys, keys, common)
             seq.kin.append((request, common))
+        seq.kin.sort(key=itemgetter(1), reverse=True)
         seq.limit = max(1, self.settings.max_model_len - granted.prompt_tokens)
         if granted.max_tokens is not None:
             seq.limit = min(seq.limit, granted.max_tokens)
@@ -297,7 +299,9 @@ class Mirror:
 
     def _is_late(self, at: Seconds) -> bool:
         """Say whether what was seen at `at` is older than the last settled end."""
-        return self._last_end is not None and at < self._last_end - max(1e-3, self._blur())
+        if self._last_end is None or at >= self._last_end:
+            return False
+        return at < self._last_end - max(1e-3, self._blur())
 
     def _blur(self) -> Seconds:
         """How far apart two sights of the same step's end may be: a part of the shortest step."""
@@ -311,13 +315,15 @@ class Mirror:
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
         seq, size = flight.seq, self.settings.block_size
+        before = start = flight.blocks_seen
+        if not before and keys[0] in seq.keys:
+            start = seq.keys.index(keys[0])
+            seq.cached = start * size
         depth = flight.answer.get(keys[-1])
         if depth is None:
-            depth = _depth_of(keys[-1], seq.keys, flight.blocks_seen + len(keys))
+            depth = _depth_of(keys[-1], seq.keys, (start + len(keys), before + len(keys)))
             if depth > len(seq.keys):
                 flight.answer[keys[-1]] = depth
-        if not flight.blocks_seen and keys[0] in seq.keys:
-            seq.cached = seq.keys.index(keys[0]) * size
         flight.blocks_seen = depth
         seq.visible_at = min(seq.visible_at, self.replay.clock - 1.0)
         return depth
@@ -520,9 +526,11 @@ class Mirror:
         What a running request has beyond the blocks that events told of was given to it since.
         """
         size, flights, untold = self.settings.block_size, self.flights, 0
-        for seq in (*self.replay.prefilling, *self.replay.decoding.values()):
-            computed = self._computed(seq)
-            flight = flights.get(seq.id)
+        tick, decoding = self.replay.tick, self.replay.decoding.values()
+        lengths = [(seq.id, seq.computed) for seq in self.replay.prefilling]
+        lengths += [(seq.id, seq.computed + tick - seq.base) for seq in decoding]
+        for request, computed in lengths:
+            flight = flights.get(request)
             told = computed // size if flight is None else len(flight.held)
             untold += max(computed % size > 0, -(-computed // size) - told)
         return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)
@@ -568,8 +576,9 @@ def _common(ours: list[BlockKey], theirs: list[BlockKey], guess: Blocks) -> Bloc
     return low
 
 
-def _depth_of(key: BlockKey, keys: list[BlockKey], guess: Blocks) -> Blocks:
-    """Return the number of blocks up to and including `key`; `guess` if the prompt lacks it."""
-    if guess <= len(keys) and keys[guess - 1] == key:
-        return guess
-    return keys.index(key) + 1 if key in keys else guess
+def _depth_of(key: BlockKey, keys: list[BlockKey], guesses: Sequence[Blocks]) -> Blocks:
+    """Return the number of blocks up to and including `key`; the last guess if there is none."""
+    for guess in guesses:
+        if guess <= len(keys) and keys[guess - 1] == key:
+            return guess
+    return keys.index(key) + 1 if key in keys else guesses[-1]
