@@ -15,22 +15,15 @@ What keeps it honest (each was measured as a fault on a real engine):
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 
 from leadsman.engine import EngineSettings
-from leadsman.pool import Pool
-from leadsman.records import GPU, Cleared, Ended, Granted, KvEvents, Removed, Stored
-from leadsman.replay import Hit, Replay, Seq, Step
-from leadsman.steptime import StepFeatures, StepLearner, StepWeights
+from leadsman.holding import Flight
+from leadsman.records import GPU, Ended, Granted, KvEvents, Stored
+from leadsman.replay import Replay, Seq
+from leadsman.stepping import Stepping
+from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
-
-OVERDUE: Seconds = 2.0
-"""A step that should have been seen is waited for so long, or three times its length."""
-
-SHORTEST: Seconds = 1e-3
-"""No step is shorter: before its decode steps are learned, a worker's weights say that they cost
-nothing, and the clock would commit them without end."""
 
 MOST_REWOUND = 4
 """A witness that lacks more steps was preempted; the others were not."""
@@ -44,55 +37,20 @@ ARRIVAL_DELAY_PER_TOKEN: Seconds = 0.75e-6
 Source: measured on vLLM 0.32 with prompts of token ids."""
 
 
-@dataclass(slots=True)
-class Flight:
-    """A granted request, until it ends.
-
-    held: keys of the blocks that it is known to hold. answer: those with output tokens in them, and
-    how deep each is: after a preemption they are stored again.
-    """
-
-    seq: Seq
-    granted_at: Seconds
-    max_tokens: Tokens | None = None
-    first_at: Seconds | None = None
-    is_witness: bool = False
-    is_alone: bool = False
-    first_key: BlockKey | None = None
-    blocks_seen: Blocks = 0
-    held: list[BlockKey] = field(default_factory=list)
-    answer: dict[BlockKey, Blocks] = field(default_factory=dict)
-
-
-class Mirror:
+class Mirror(Stepping):
     """The state of one engine, as far as it was seen; see the module for what it promises."""
 
     def __init__(self, settings: EngineSettings, learner: StepLearner) -> None:
-        self.settings = settings
-        self.learner = learner
-        self.replay = Replay(settings)
-        self.pool = Pool()
-        self.flights: dict[RequestId, Flight] = {}
-        self.follows_events = False
+        super().__init__(settings, learner)
         self._offset: Seconds | None = None
-        self._unsettled: list[tuple[StepFeatures, Seconds]] = []
-        self._last_end: Seconds | None = None
         self._arrivals = 0
-        self._last_seconds: Seconds = 0.0
 
-    # -- what is asked of it -------------------------------------------------------------------
+    # -- what is asked of it -----------------------------------------------------------------------
 
     @property
     def wants_witness(self) -> bool:
         """Whether one more stream should be read chunk by chunk."""
         return sum(flight.is_witness for flight in self.flights.values()) < WITNESSES
-
-    @property
-    def queued_tokens(self) -> Tokens:
-        """Prompt tokens that are not computed yet, of all in flight, whatever may be cached."""
-        return sum(
-            seq.target - seq.computed for seq in (*self.replay.prefilling, *self.replay.waiting)
-        )
 
     def busy_until(self, weights: StepWeights) -> Seconds:
         """Give a moment before which no request that comes now is scheduled, far back if unknown.
@@ -109,7 +67,7 @@ class Mirror:
             return -math.inf
         return replay.clock + weights.a * ahead + weights.t0 * -(-ahead // budget)
 
-    # -- what comes from outside ---------------------------------------------------------------
+    # -- what comes from outside -------------------------------------------------------------------
 
     def grant(self, granted: Granted, expected: Tokens) -> Flight:
         """Add a request at the moment of the pick. `expected`: its output tokens, as believed."""
@@ -218,7 +176,7 @@ class Mirror:
         self.follows_events = False
         self.learner.interrupt()
 
-    # -- anchoring -----------------------------------------------------------------------------
+    # -- anchoring on tokens -----------------------------------------------------------------------
 
     def _saw_decoded(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
         """`seq` had `tokens` output tokens when a step ended at `at`."""
@@ -258,11 +216,6 @@ class Mirror:
             return steps <= 2.0 + 1.5 * expected
         return steps <= 1.5 + 1.2 * expected
 
-    def _is_watched(self, seq: Seq) -> bool:
-        """Say whether a stream is read chunk by chunk, and decoded."""
-        flight = self.flights.get(seq.id)
-        return flight is not None and flight.is_witness and seq.id in self.replay.decoding
-
     def _correct(self, seq: Seq, tokens: Tokens, steps: int, at: Seconds) -> None:
         """A step ended at `at`, but not as many as `seq` makes it: a count was wrong.
 
@@ -293,24 +246,7 @@ class Mirror:
             replay.place(seq, seq.prompt + tokens - 1)
             self._lose_track(at)
 
-    def _is_same_moment(self, at: Seconds) -> bool:
-        """Say whether `at` is too soon after the last settled end to be the next one."""
-        return self._last_end is not None and abs(at - self._last_end) < self._blur()
-
-    def _is_late(self, at: Seconds) -> bool:
-        """Say whether what was seen at `at` is older than the last settled end."""
-        if self._last_end is None or at >= self._last_end:
-            return False
-        return at < self._last_end - max(1e-3, self._blur())
-
-    def _blur(self) -> Seconds:
-        """How far apart two sights of the same step's end may be: a part of the shortest step."""
-        return 0.3 * self._decode_step()
-
-    def _decode_step(self) -> Seconds:
-        """Predict the shortest that a step can be now: one without prefill."""
-        weights, replay = self.learner.weights, self.replay
-        return weights.t0 + weights.t_d * len(replay.decoding) + weights.e * replay.context
+    # -- anchoring on stored blocks ----------------------------------------------------------------
 
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
@@ -388,175 +324,6 @@ class Mirror:
             right = max(stored, min(seq.computed, stored + self.settings.block_size - 1))
             if right != seq.computed and right < seq.target:
                 seq.computed = right
-
-    def _computed(self, seq: Seq) -> Tokens:
-        if seq.id in self.replay.decoding:
-            return seq.computed + self.replay.tick - seq.base
-        return seq.computed
-
-    def _steps_to_first(self) -> int:
-        """Bound the steps that it may take until a request that waits has its first token."""
-        ahead = self.queued_tokens // self.settings.max_num_batched_tokens
-        return ahead + len(self.replay.waiting) + 3
-
-    def _commit_until(self, reached: Callable[[], bool], at: Seconds, most: int) -> bool:
-        """Commit steps, at most so many, until `reached`; False if time until `at` is too short."""
-        for _ in range(most):
-            if self._commit() is None:
-                return False
-            if reached():
-                return True
-            since = 0.0 if self._last_end is None else at - self._last_end
-            if self.replay.clock > at + max(3.0 * self._last_seconds, 0.5 * since):
-                return False
-        return False
-
-    def _commit(self) -> Step | None:
-        replay = self.replay
-        is_idle = not replay.has_work
-        if is_idle:
-            if not replay.waiting:
-                return None
-            replay.wake()
-            self._break()
-        if replay.waiting:
-            self._await_evidence()
-            if self.follows_events:
-                replay.free = self.free_blocks() - replay.lingering
-        step = replay.step(self.lookup)
-        if not step.features.steps:
-            return None if is_idle else self._commit()
-        for seq in step.admitted:
-            self._hold(seq, seq.keys[: (seq.cached or 0) // self.settings.block_size])
-        self._last_seconds = max(self.learner.weights.seconds(step.features), SHORTEST)
-        replay.ran(step, replay.clock + self._last_seconds)
-        self._unsettled.append((step.features, self._last_seconds))
-        return step
-
-    def _await_evidence(self) -> None:
-        """With async scheduling the events tell of an admission a step ahead: without, none was."""
-        waiting = self.replay.waiting
-        if not (self.settings.async_scheduling and self.follows_events and waiting):
-            return
-        seq = waiting[0]
-        flight = self.flights.get(seq.id)
-        if flight is None or flight.blocks_seen:
-            return
-        new = min(seq.target - self.lookup(seq).tokens, self.settings.max_num_batched_tokens // 2)
-        if new > self.settings.block_size and self.replay.has_work:
-            seq.visible_at = max(seq.visible_at, self.replay.clock)
-
-    def _settle(self, at: Seconds, *, left: int = 0) -> None:
-        """Take `at` as the end of the last committed step, or of the one `left` before it."""
-        count = len(self._unsettled) - left
-        ended, self._unsettled = self._unsettled[:count], self._unsettled[count:]
-        if self._last_end is not None and at > self._last_end and ended:
-            features: Sequence[float] = ended[0][0]
-            if len(ended) > 1:
-                features = list(map(sum, zip(*(step for step, _ in ended), strict=True)))
-            self.learner.observe(features, at - self._last_end)
-        self._last_end = at
-        self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
-
-    def _lose_track(self, at: Seconds) -> None:
-        """A step ended at `at` that cannot be told: what would be over by then is, unlearned."""
-        self.learner.interrupt()
-        clock = self.replay.clock
-        ahead = self._unsettled
-        self._unsettled = []
-        for step, seconds in reversed(ahead):
-            if clock <= at:
-                break
-            self._unsettled.insert(0, (step, seconds))
-            clock -= seconds
-        self._last_end = at
-        self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
-
-    def _break(self) -> None:
-        """The engine was idle: no stretch to learn from leads here."""
-        self.learner.interrupt()
-        self._unsettled, self._last_end = [], None
-
-    # -- the clock -----------------------------------------------------------------------------
-
-    def catch_up(self, now: Seconds) -> None:
-        """Commit by the clock the steps that nothing will show, up to `now`."""
-        replay = self.replay
-        while replay.decoding and replay.clock + self._last_seconds + self._patience() < now:
-            if self._commit() is None:
-                return
-
-    def _patience(self) -> Seconds:
-        """How long a step may be overdue before it is taken to be over unseen."""
-        if self.replay.prefilling or any(
-            flight.is_witness and flight.seq.id in self.replay.decoding
-            for flight in self.flights.values()
-        ):
-            return max(OVERDUE, 3.0 * self._last_seconds)
-        return 0.0
-
-    # -- lookups -------------------------------------------------------------------------------
-
-    def lookup(self, seq: Seq) -> Hit:
-        """Look up what `seq` finds cached if it is admitted in the next step."""
-        most = self.readable(seq)
-        if not most:
-            return Hit(0, 0)
-        depth = self.pool.depth(seq.keys, most)
-        flight = self.flights.get(seq.id)
-        if flight is not None and flight.blocks_seen and seq.cached is not None:
-            depth = min(most, seq.cached // self.settings.block_size)
-        pinned = self.pool.pinned(seq.keys, depth)
-        for request, common in seq.kin:
-            other = self.flights.get(request) if common > pinned else None
-            if other is not None and other.seq.computed:
-                stored = min(common, other.seq.computed // self.settings.block_size, most)
-                depth, pinned = max(depth, stored), max(pinned, stored)
-        return Hit(depth * self.settings.block_size, pinned)
-
-    def readable(self, seq: Seq) -> Blocks:
-        """Count the blocks that `seq` could find cached at most: never its last token."""
-        if not (seq.reads_cache and self.settings.enable_prefix_caching):
-            return 0
-        return min((seq.target - 1) // self.settings.block_size, len(seq.keys))
-
-    def free_blocks(self) -> Blocks:
-        """Count the blocks that no running request holds, cached or not.
-
-        What a running request has beyond the blocks that events told of was given to it since.
-        """
-        size, flights, untold = self.settings.block_size, self.flights, 0
-        tick, decoding = self.replay.tick, self.replay.decoding.values()
-        lengths = [(seq.id, seq.computed) for seq in self.replay.prefilling]
-        lengths += [(seq.id, seq.computed + tick - seq.base) for seq in decoding]
-        for request, computed in lengths:
-            flight = flights.get(request)
-            told = computed // size if flight is None else len(flight.held)
-            untold += max(computed % size > 0, -(-computed // size) - told)
-        return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)
-
-    # -- blocks --------------------------------------------------------------------------------
-
-    def _hold(self, seq: Seq, keys: list[BlockKey]) -> None:
-        flight = self.flights.get(seq.id)
-        if flight is not None:
-            self.pool.pin(keys)
-            flight.held += keys
-
-    def _move_blocks(self, event: Stored | Removed | Cleared) -> None:
-        if isinstance(event, Cleared):
-            if event.tier in (None, GPU):
-                self.pool.clear()
-                for flight in self.flights.values():
-                    flight.held.clear()
-        elif event.tier == GPU:
-            keys = event.keys.tolist()
-            if isinstance(event, Removed):
-                self.pool.remove(keys)
-            elif event.session is not None and RequestId(event.session) in self.flights:
-                self._hold(self.flights[RequestId(event.session)].seq, keys)
-            else:
-                self.pool.keep(keys)
 
 
 def _common(ours: list[BlockKey], theirs: list[BlockKey], guess: Blocks) -> Blocks:

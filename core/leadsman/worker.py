@@ -16,8 +16,9 @@ from leadsman.ends import joint_ends
 from leadsman.engine import EngineSettings
 from leadsman.firstcome import Forecast
 from leadsman.followers import Followers
+from leadsman.holding import Flight
 from leadsman.lengths import Floats, Lengths, beyond
-from leadsman.mirror import ARRIVAL_DELAY, Flight, Mirror
+from leadsman.mirror import ARRIVAL_DELAY, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
 from leadsman.records import (

@@ -1,0 +1,115 @@
+"""What one engine holds: requests in flight, their blocks, and what a newcomer would find.
+
+The blocks of running requests are pinned in the `Pool`, others wait there to be given up. What was
+given out since the last event is known by the replay alone, so free blocks are counted from both.
+A prompt finds what the pool holds of it, and what requests that run already have in common with it.
+"""
+
+from dataclasses import dataclass, field
+
+from leadsman.engine import EngineSettings
+from leadsman.pool import Pool
+from leadsman.records import GPU, Cleared, Removed, Stored
+from leadsman.replay import Hit, Replay, Seq
+from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
+
+
+@dataclass(slots=True)
+class Flight:
+    """A granted request, until it ends.
+
+    held: keys of the blocks that it is known to hold. answer: those with output tokens in them, and
+    how deep each is: after a preemption they are stored again.
+    """
+
+    seq: Seq
+    granted_at: Seconds
+    max_tokens: Tokens | None = None
+    first_at: Seconds | None = None
+    is_witness: bool = False
+    is_alone: bool = False
+    first_key: BlockKey | None = None
+    blocks_seen: Blocks = 0
+    held: list[BlockKey] = field(default_factory=list)
+    answer: dict[BlockKey, Blocks] = field(default_factory=dict)
+
+
+class Holding:
+    """One engine's queue, its running requests and their blocks."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.replay = Replay(settings)
+        self.pool = Pool()
+        self.flights: dict[RequestId, Flight] = {}
+
+    @property
+    def queued_tokens(self) -> Tokens:
+        """Prompt tokens that are not computed yet, of all in flight, whatever may be cached."""
+        return sum(
+            seq.target - seq.computed for seq in (*self.replay.prefilling, *self.replay.waiting)
+        )
+
+    def _computed(self, seq: Seq) -> Tokens:
+        if seq.id in self.replay.decoding:
+            return seq.computed + self.replay.tick - seq.base
+        return seq.computed
+
+    def lookup(self, seq: Seq) -> Hit:
+        """Look up what `seq` finds cached if it is admitted in the next step."""
+        most = self.readable(seq)
+        if not most:
+            return Hit(0, 0)
+        depth = self.pool.depth(seq.keys, most)
+        flight = self.flights.get(seq.id)
+        if flight is not None and flight.blocks_seen and seq.cached is not None:
+            depth = min(most, seq.cached // self.settings.block_size)
+        pinned = self.pool.pinned(seq.keys, depth)
+        for request, common in seq.kin:
+            other = self.flights.get(request) if common > pinned else None
+            if other is not None and other.seq.computed:
+                stored = min(common, other.seq.computed // self.settings.block_size, most)
+                depth, pinned = max(depth, stored), max(pinned, stored)
+        return Hit(depth * self.settings.block_size, pinned)
+
+    def readable(self, seq: Seq) -> Blocks:
+        """Count the blocks that `seq` could find cached at most: never its last token."""
+        if not (seq.reads_cache and self.settings.enable_prefix_caching):
+            return 0
+        return min((seq.target - 1) // self.settings.block_size, len(seq.keys))
+
+    def free_blocks(self) -> Blocks:
+        """Count the blocks that no running request holds, cached or not.
+
+        What a running request has beyond the blocks that events told of was given to it since.
+        """
+        size, flights, untold = self.settings.block_size, self.flights, 0
+        tick, decoding = self.replay.tick, self.replay.decoding.values()
+        lengths = [(seq.id, seq.computed) for seq in self.replay.prefilling]
+        lengths += [(seq.id, seq.computed + tick - seq.base) for seq in decoding]
+        for request, computed in lengths:
+            flight = flights.get(request)
+            told = computed // size if flight is None else len(flight.held)
+            untold += max(computed % size > 0, -(-computed // size) - told)
+        return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)
+
+    def _hold(self, seq: Seq, keys: list[BlockKey]) -> None:
+        flight = self.flights.get(seq.id)
+        if flight is not None:
+            self.pool.pin(keys)
+            flight.held += keys
+
+    def _move_blocks(self, event: Stored | Removed | Cleared) -> None:
+        if isinstance(event, Cleared):
+            if event.tier in (None, GPU):
+                self.pool.clear()
+                for flight in self.flights.values():
+                    flight.held.clear()
+        elif event.tier == GPU:
+            keys = event.keys.tolist()
+            if isinstance(event, Removed):
+                self.pool.remove(keys)
+            elif event.session is not None and RequestId(event.session) in self.flights:
+                self._hold(self.flights[RequestId(event.session)].seq, keys)
+            else:
+                self.pool.keep(keys)
