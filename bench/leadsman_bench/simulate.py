@@ -6,6 +6,7 @@ loop: nothing waits for an answer. The same seed gives the same figures to the l
 """
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
@@ -35,6 +36,8 @@ from leadsman_bench.virtual import Offer, Stream, VirtualFleet
 
 REQUESTS = 100_000
 MARKS_DRAWN = 20_000
+GARBAGE_AT = 100_000
+"""New objects until garbage is looked for: a run makes next to none that count does not free."""
 
 
 class LivePicker:
@@ -195,6 +198,7 @@ def main(argv: list[str]) -> int:
         requests=arguments.requests or (None if arguments.hours else REQUESTS),
         hours=arguments.hours,
     )
+    gc.set_threshold(GARBAGE_AT)
     specs = workers()
     progress = Progress(sys.stderr, length)
     began = time.process_time()

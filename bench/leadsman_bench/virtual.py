@@ -179,8 +179,7 @@ class VirtualWorker:
                 stream.reused = reused
                 stream.is_witness = wants_witness(self.id)
                 self._queued.discard(request_id)
-            for end in output.ends:
-                self._see_tokens(output, end)
+            self._see_tokens(output)
             ended += [self._finish(self.streams.pop(done)) for done in output.finished]
         self._note_started(until)
         return ended
@@ -248,23 +247,31 @@ class VirtualWorker:
         self._sequence += 1
         self._see(seen_at, record)
 
-    def _see_tokens(self, output: StepOutput, moment: Seconds) -> None:
+    def _see_tokens(self, output: StepOutput) -> None:
+        """Count the tokens of an output's steps; of most streams none but the first is seen."""
+        seen: list[Stream] = []
+        steps, ended_at = len(output.ends), output.ended_at
         for request_id in output.tokens:
             stream = self.streams[request_id]
-            stream.tokens += 1
-            if stream.tokens == 1 or stream.is_witness:
-                late = NETWORK + self.rng.expovariate(1 / CHUNK_LATE)
-                stream.seen_at = at = max(stream.seen_at, moment + late)
-                if stream.tokens == 1:
-                    stream.first_at = at
-                seen = TokensSeen(
-                    worker=self.id,
-                    request=stream.offer.request.id,
-                    at=at,
-                    tokens=stream.tokens,
-                )
-                self._see(at, seen)
-            stream.ended_at = moment
+            stream.ended_at = ended_at
+            if stream.is_witness or not stream.tokens:
+                seen.append(stream)
+            else:
+                stream.tokens += steps
+        if seen:
+            for moment in output.ends:
+                for stream in seen:
+                    stream.tokens += 1
+                    if stream.tokens == 1 or stream.is_witness:
+                        self._see_token(stream, moment)
+
+    def _see_token(self, stream: Stream, moment: Seconds) -> None:
+        late = NETWORK + self.rng.expovariate(1 / CHUNK_LATE)
+        stream.seen_at = at = max(stream.seen_at, moment + late)
+        if stream.tokens == 1:
+            stream.first_at = at
+        request = stream.offer.request.id
+        self._see(at, TokensSeen(worker=self.id, request=request, at=at, tokens=stream.tokens))
 
     def _finish(self, stream: Stream) -> Stream:
         assert stream.ended_at is not None

@@ -198,11 +198,12 @@ class Scheduler:
         result = Processed()
         ahead, partial = self.settings.async_scheduling, step.partial
         for request, count in step.tokens.items():
+            is_partial = bool(partial) and request in partial
             if request.stale:
                 request.stale -= count
-            elif ahead and request not in partial:
+            elif ahead and not is_partial:
                 request.placeholders -= 1
-            if request.done or request in partial:
+            if request.done or is_partial:
                 continue
             request.tokens = tokens = request.tokens + 1
             result.tokens.append(request.id)
