@@ -14,7 +14,7 @@ What keeps it honest (each was measured as a fault on a real engine):
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import itemgetter
 
 from leadsman.engine import EngineSettings
@@ -251,13 +251,13 @@ class Mirror(Stepping):
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
         seq, size = flight.seq, self.settings.block_size
-        before = start = flight.blocks_seen
-        if not before and keys[0] in seq.keys:
+        start = flight.blocks_seen
+        if not start and keys[0] in seq.keys:
             start = seq.keys.index(keys[0])
             seq.cached = start * size
         depth = flight.answer.get(keys[-1])
         if depth is None:
-            depth = _depth_of(keys[-1], seq.keys, (start + len(keys), before + len(keys)))
+            depth = _depth_of(keys[-1], seq.keys, start + len(keys))
             if depth > len(seq.keys):
                 flight.answer[keys[-1]] = depth
         flight.blocks_seen = depth
@@ -343,9 +343,8 @@ def _common(ours: list[BlockKey], theirs: list[BlockKey], guess: Blocks) -> Bloc
     return low
 
 
-def _depth_of(key: BlockKey, keys: list[BlockKey], guesses: Sequence[Blocks]) -> Blocks:
-    """Return the number of blocks up to and including `key`; the last guess if there is none."""
-    for guess in guesses:
-        if guess <= len(keys) and keys[guess - 1] == key:
-            return guess
-    return keys.index(key) + 1 if key in keys else guesses[-1]
+def _depth_of(key: BlockKey, keys: list[BlockKey], guess: Blocks) -> Blocks:
+    """Return the number of blocks up to and including `key`; `guess` if the prompt lacks it."""
+    if guess <= len(keys) and keys[guess - 1] == key:
+        return guess
+    return keys.index(key) + 1 if key in keys else guess

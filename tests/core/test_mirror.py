@@ -353,6 +353,23 @@ def test_a_burst_moves_a_stream_by_all_its_tokens():
     assert mirror.replay.generated(seq) == tokens + 8
 
 
+def test_an_answer_block_behind_a_cached_prefix_is_as_deep_as_both():
+    engine = watched(is_async=True)
+    mirror = engine.mirror
+    keys = np.arange(1, 11, dtype=np.uint64)
+    granted = engine.granted("a", 10 * 64, keys=keys.tolist())
+    flight = mirror.grant(granted, 100)
+
+    told = Stored(keys=np.array([10, 99], dtype=np.uint64), session="a")
+    mirror.saw_events(
+        KvEvents(worker=WORKER, sequence=1, engine_time=9.0, received_at=9.0, events=(told,))
+    )
+
+    assert flight.seq.cached == 9 * 64
+    assert flight.blocks_seen == 11
+    assert mirror.replay.generated(flight.seq) == 65
+
+
 def test_steps_that_cost_nothing_are_not_committed_without_end():
     engine = watched(has_witnesses=False, believed=GUESS)
     engine.submit("a", 100, 10_000)
