@@ -6,10 +6,12 @@ against a TTFT objective. The request's own bounds go before the budget's. One w
 bound is refused only in severe overload, at the budget's `overload`.
 
 Routing comes first and its choice is kept if it fits; if not, any worker that fits is taken. Two
-things never refuse: an idle worker, whose wait can only be a residual of busier hours, and a worker
-with an unmeasured curve, since a default prefill rate that is ten times too slow once refused 979
-of 1,000 requests that could have been served. Both are still held to a measured TTFT objective, if
-measured.
+things do not refuse: an idle worker, whose wait can only be a residual of busier hours, and a
+worker with an unmeasured curve, since a default prefill rate that is ten times too slow once
+refused 979 of 1,000 requests that could have been served. But an unmeasured worker is no place to
+send all that fits nowhere else: one that came back in overload was given 216 requests in three
+seconds, for waits of ten minutes. Beside measured workers its prediction counts as theirs once some
+requests wait there; where nobody is measured, once it is too long even at a tenth.
 
 Retry-After is the excess: a wait that is x seconds too long is projected to fit in x seconds.
 """
@@ -33,6 +35,12 @@ MOST_ALTERNATIVES = 4
 
 IDLE_WAIT: Seconds = 0.1
 """Queue wait of a worker with nothing queued: the rest of the step that it is in."""
+
+UNPROVEN = 4
+"""Requests that may wait on an unmeasured worker, whatever it predicts: they measure it."""
+
+DOUBT = 10.0
+"""How many times too slow a default may be."""
 
 NO_ENDPOINT_RETRY: Seconds = 5.0
 """A worker that is loading takes longer; one whose readiness flapped is back by then. Chosen."""
@@ -83,12 +91,19 @@ def bounds_of(request: Request, budget: Budget) -> Bounds:
     )
 
 
-def excess(prediction: Prediction, request: Request, bounds: Bounds) -> Excess | None:
-    """Say by what a worker would miss the request's bounds; None where it is to be admitted."""
+def excess(
+    prediction: Prediction, request: Request, bounds: Bounds, *, is_alone: bool = True
+) -> Excess | None:
+    """Say by what a worker would miss the request's bounds; None where it is to be admitted.
+
+    is_alone: nobody who could serve the request is measured.
+    """
+    price, doubt = prediction.price, 1.0
     if prediction.curve == "unmeasured":
-        return None
-    price = prediction.price
-    wait = request.waited + prediction.queue_wait_bound
+        if price.queued_requests < UNPROVEN:
+            return None
+        doubt = DOUBT if is_alone else 1.0
+    wait = request.waited + prediction.queue_wait_bound / doubt
     if wait > bounds.wait and not is_idle(price):
         return Excess(
             reason=bounds.wait_reason,
@@ -96,7 +111,7 @@ def excess(prediction: Prediction, request: Request, bounds: Bounds) -> Excess |
             predicted=wait,
             own_prefill=price.own_prefill,
         )
-    ttft = request.waited + prediction.ttft_bound
+    ttft = request.waited + prediction.ttft_bound / doubt
     if ttft > bounds.ttft:
         return Excess(
             reason=Reason.WOULD_MISS_TTFT,
@@ -117,8 +132,9 @@ def admit(soundings: Soundings, choice: Choice, budget: Budget) -> Choice | Exce
     """Keep routing's choice if it fits, else take a worker that does, else say what is missed."""
     bounds = bounds_of(soundings.request, budget)
     least: Excess | None = None
+    is_alone = not bool(soundings.candidates.measured.any())
     for index in _to_try(soundings, choice.index, bounds):
-        missed = excess(soundings.sound(index), soundings.request, bounds)
+        missed = excess(soundings.sound(index), soundings.request, bounds, is_alone=is_alone)
         if missed is None:
             return choice if index == choice.index else Choice(index=index, because="cheapest")
         if least is None or missed.rank < least.rank:

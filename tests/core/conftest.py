@@ -19,6 +19,7 @@ class FakeWorker:
     prefill: float = 1.0
     cached: int = 0
     queued: int | None = None
+    queued_requests: int = 1
     off_by: float = 0.0
     curve: str = "own"
     ready: bool = True
@@ -42,7 +43,7 @@ class FakeWorker:
             own_prefill=self.prefill,
             cached_tokens=self.cached,
             queued_tokens=queued,
-            queued_requests=min(queued, 1),
+            queued_requests=min(queued, self.queued_requests),
         )
 
     def predict(self, price, confidence, now):

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.admit import admit, bounds_of, excess, refuse
+from leadsman.admit import Excess, admit, bounds_of, excess, refuse
 from leadsman.budget import LONGEST_RETRY_AFTER, Budget, BudgetError
 from leadsman.candidates import Soundings
 from leadsman.prediction import Reason
@@ -150,6 +150,33 @@ def test_an_unmeasured_worker_is_found_behind_a_floor_that_nobody_measured(
     choice = admit(soundings, Choice(index=0, because="cheapest"), Budget())
 
     assert choice.index == 20
+
+
+def test_an_unmeasured_worker_is_not_where_all_goes_that_fits_nowhere_else(
+    fake_worker, candidates_of
+):
+    busy = fake_worker(name="busy", wait=50.0)
+    crowded = fake_worker(name="new", wait=90.0, curve="unmeasured", queued_requests=4)
+    soundings = Soundings(request(max_queue_wait=5.0), candidates_of([busy, crowded]), 0.9, now=0.0)
+
+    missed = admit(soundings, Choice(index=1, because="cheapest"), Budget())
+
+    assert missed.reason is Reason.WOULD_WAIT_TOO_LONG
+
+
+@pytest.mark.parametrize(("wait", "is_refused"), [(40.0, False), (60.0, True)])
+def test_where_nobody_is_measured_a_tenth_of_what_is_predicted_must_fit(
+    fake_worker, candidates_of, wait, is_refused
+):
+    crowd = [
+        fake_worker(name=f"w{i}", wait=wait, curve="unmeasured", queued_requests=20)
+        for i in range(2)
+    ]
+    soundings = Soundings(request(max_queue_wait=5.0), candidates_of(crowd), 0.9, now=0.0)
+
+    verdict = admit(soundings, Choice(index=0, because="cheapest"), Budget())
+
+    assert isinstance(verdict, Excess) is is_refused
 
 
 @given(st.lists(st.floats(6, 100), min_size=1, max_size=5), st.integers(0, 50))
