@@ -16,10 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from leadsman.lengths import PER_OCTAVE, PRIOR_MEAN
+from leadsman.lengths import PER_OCTAVE, PRIOR_MEAN, Floats
 from leadsman.units import Tokens
-
-Floats = npt.NDArray[np.float64]
 
 TICKS: Floats = np.unique(np.round(2.0 ** (np.arange(0.0, 14.1, 0.25))))
 """Where the ends are counted: a quarter of an octave apart, up to 16,384 tokens from now."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Removed, Stored
-from leadsman.replay import Hit, Replay, Seq
+from leadsman.replay import NOTHING, Hit, Replay, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
 
@@ -59,7 +59,7 @@ class Holding:
         """Look up what `seq` finds cached if it is admitted in the next step."""
         most = self.readable(seq)
         if not most:
-            return Hit(0, 0)
+            return NOTHING
         depth = self.pool.depth(seq.keys, most)
         flight = self.flights.get(seq.id)
         if flight is not None and flight.blocks_seen and seq.cached is not None:
@@ -92,6 +92,11 @@ class Holding:
             told = computed // size if flight is None else len(flight.held)
             untold += max(computed % size > 0, -(-computed // size) - told)
         return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)
+
+    def blocks_to_give(self) -> tuple[Blocks, Blocks]:
+        """Count the blocks that the next step may give out, and those of them that hold nothing."""
+        free = self.free_blocks() - self.replay.lingering
+        return free, max(0, free - len(self.pool.free))
 
     def _hold(self, seq: Seq, keys: list[BlockKey]) -> None:
         flight = self.flights.get(seq.id)

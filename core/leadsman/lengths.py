@@ -133,14 +133,14 @@ class Lengths:
     # -- families ------------------------------------------------------------------------------
 
     def _tilt(self, average: float, answers: int) -> Floats:
-        mean, z = self._predicted(average, answers), self._z()
+        mean, z = self._predicted(_shrunk(average, answers)), self._z()
         variance = min(max(self._left_over / self._pairs, 0.05), 1.0)
         tilt: Floats = np.exp(0.5 * (z * z - (z - mean) ** 2 / variance))
         return tilt
 
-    def _predicted(self, average: float, answers: int) -> float:
-        """Predict the rank of a family's next answer from the average of its former ones."""
-        return self._explained / self._pairs * _shrunk(average, answers)
+    def _predicted(self, guess: float) -> float:
+        """Predict the rank of a family's next answer from what its former ones let one guess."""
+        return self._explained / self._pairs * guess
 
     def _learn_family(self, family: BlockKey, z: float) -> None:
         average, answers = self._families.pop(family, (0.0, 0))
@@ -153,7 +153,7 @@ class Lengths:
 
     def _learn_pair(self, guess: float, z: float) -> None:
         fade = 1.0 / self._growth
-        off = z - self._explained / self._pairs * guess
+        off = z - self._predicted(guess)
         self._pairs = fade * self._pairs + guess * guess / FAMILY_CORRELATION**2
         self._explained = fade * self._explained + guess * z / FAMILY_CORRELATION**2
         self._left_over = fade * self._left_over + off * off

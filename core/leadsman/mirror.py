@@ -3,13 +3,15 @@
 The mirror is a `Replay` of the past: it commits a step only when something shows that the step is
 over: a token of a stream, a first token, an end, a batch of KV events (which carries the engine's
 own time and, per session, how far each prompt has come). So all that was known at the step's start
-is known when it is committed, and nothing has to be undone. Steps that nobody can see are committed
-by the clock. A prediction forks the mirror and runs the fork on.
+is known when it is committed, and little has to be undone. Steps that nobody can see are committed
+by the clock. A prediction runs on from the mirror's state and leaves it as it is.
 
 What keeps it honest (each was measured as a fault on a real engine):
 - only the first sight of a step sets its end; later chunks of the same step do not;
 - a late event, older than the last confirmed step, moves nothing back;
-- only what an event or a stream shows to be wrong is moved, and only the request it is about;
+- only what an event or a stream shows to be wrong is moved, and only the request it is about, but
+  for the few steps that a witness takes back for all;
+- no more steps are committed for a sighting than the time since the last end allows;
 - steps are learned from busy stretches between two observed ends only, never across idle time.
 """
 
@@ -210,9 +212,7 @@ class Mirror(Stepping):
         if self._last_end is None or not shortest:
             return True
         expected = (at - self._last_end) / shortest
-        if self._is_watched(seq) or not any(
-            self._is_watched(flight.seq) for flight in self.flights.values()
-        ):
+        if self._is_watched(seq) or not self._has_witness:
             return steps <= 2.0 + 1.5 * expected
         return steps <= 1.5 + 1.2 * expected
 

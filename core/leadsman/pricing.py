@@ -45,8 +45,7 @@ def stepwise(
 ) -> Forecast | None:
     """Predict as `forecast` does, whatever the engine's rules and whatever happens."""
     replay = mirror.replay.fork()
-    replay.free = mirror.free_blocks() - replay.lingering
-    replay.unused = max(0, replay.free - len(mirror.pool.free))
+    replay.free, replay.unused = mirror.blocks_to_give()
     replay.lost = 0
     lookup = FutureCache(mirror, replay).lookup
     replay.add(target)

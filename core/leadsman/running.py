@@ -56,8 +56,8 @@ class Running:
         self._size, self._is_async = size, mirror.settings.async_scheduling
         self.tick, self.is_refused = replay.tick, False
         self.held, self.holders = replay.lingering, replay.lingerers
-        self.free, self.lost = mirror.free_blocks() - self.held, 0
-        self.unused = max(0, self.free - len(mirror.pool.free))
+        self.free, self.unused = mirror.blocks_to_give()
+        self.lost = 0
         self.ended: list[tuple[Passage | Seq, Tokens]] = []
         self.decodes, self.context = len(replay.decoding), replay.context
         self.phases = [0] * (2 * size)

@@ -9,13 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from leadsman.table import KeyTable
+from leadsman.table import WIDE, KeyTable
 from leadsman.units import BlockKey
 
 FEW: Final = 12
 """Up to so many keys are sooner taken one by one than together."""
-
-_WIDE: Final = 8
 
 
 class SingleKeyTable(KeyTable):
@@ -26,12 +24,12 @@ class SingleKeyTable(KeyTable):
         flat, passed, buckets = self._flat, self._passed, self._buckets
         bucket = (key >> 32) * buckets >> 32
         while True:
-            slot = bucket * _WIDE
-            there = flat[slot : slot + _WIDE].tolist()
+            slot = bucket * WIDE
+            there = flat[slot : slot + WIDE].tolist()
             if key in there:
                 return slot + int(there.index(key))
             if not passed[bucket]:
-                return buckets * _WIDE
+                return buckets * WIDE
             bucket = (bucket + 1) % buckets
 
     def row_at(self, slot: int) -> int:
@@ -51,7 +49,7 @@ class SingleKeyTable(KeyTable):
     def drop_one(self, slot: int) -> None:
         """Take the key out of a slot that has one; its row will be reused."""
         row, key = int(self._rows[slot]), int(self._flat[slot])
-        self._note_pass((key >> 32) * self._buckets >> 32, slot // _WIDE)
+        self._note_pass((key >> 32) * self._buckets >> 32, slot // WIDE)
         self._flat[slot] = 0
         self._rows[slot] = 0
         self.live -= 1
@@ -72,8 +70,8 @@ class SingleKeyTable(KeyTable):
         """Put an absent key into the first bucket with a free place."""
         bucket = (key >> 32) * self._buckets >> 32
         while True:
-            slot = bucket * _WIDE
-            there = self._flat[slot : slot + _WIDE].tolist()
+            slot = bucket * WIDE
+            there = self._flat[slot : slot + WIDE].tolist()
             if 0 in there:
                 slot += there.index(0)
                 self._flat[slot], self._rows[slot] = key, row

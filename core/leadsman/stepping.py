@@ -37,6 +37,11 @@ class Stepping(Holding):
         flight = self.flights.get(seq.id)
         return flight is not None and flight.is_witness and seq.id in self.replay.decoding
 
+    @property
+    def _has_witness(self) -> bool:
+        """Whether a stream is watched at all."""
+        return any(self._is_watched(flight.seq) for flight in self.flights.values())
+
     def _is_same_moment(self, at: Seconds) -> bool:
         """Say whether `at` is too soon after the last settled end to be the next one."""
         return self._last_end is not None and abs(at - self._last_end) < self._blur()
@@ -84,7 +89,7 @@ class Stepping(Holding):
         if replay.waiting:
             self._await_evidence()
             if self.follows_events:
-                replay.free = self.free_blocks() - replay.lingering
+                replay.free, _ = self.blocks_to_give()
         step = replay.step(self.lookup)
         if not step.features.steps:
             return None if is_idle else self._commit()
@@ -117,8 +122,7 @@ class Stepping(Holding):
             if len(ended) > 1:
                 features = list(map(sum, zip(*(step for step, _ in ended), strict=True)))
             self.learner.observe(features, at - self._last_end)
-        self._last_end = at
-        self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
+        self._anchor(at)
 
     def _lose_track(self, at: Seconds) -> None:
         """A step ended at `at` that cannot be told: what would be over by then is, unlearned."""
@@ -131,6 +135,10 @@ class Stepping(Holding):
                 break
             self._unsettled.insert(0, (step, seconds))
             clock -= seconds
+        self._anchor(at)
+
+    def _anchor(self, at: Seconds) -> None:
+        """A step ended at `at`; what is unsettled follows it."""
         self._last_end = at
         self.replay.clock = at + sum(seconds for _, seconds in self._unsettled)
 
@@ -148,9 +156,6 @@ class Stepping(Holding):
 
     def _patience(self) -> Seconds:
         """How long a step may be overdue before it is taken to be over unseen."""
-        if self.replay.prefilling or any(
-            flight.is_witness and flight.seq.id in self.replay.decoding
-            for flight in self.flights.values()
-        ):
+        if self.replay.prefilling or self._has_witness:
             return max(OVERDUE, 3.0 * self._last_seconds)
         return 0.0

@@ -27,7 +27,7 @@ Numbers = npt.NDArray[np.int64]
 BATCH: Final = 1024
 """Keys that one pass takes: enough to share its fixed cost, few enough to stay in the cache."""
 
-_WIDE: Final = 8
+WIDE: Final = 8
 _LIMIT: Final = 0.55
 _LOAD: Final = 0.44
 _PLACES: Final = np.uint64(0x0001020304050607)
@@ -144,11 +144,11 @@ class KeyTable:
         assert np.array_equal(passed, self._passed)
 
     def _allocate(self, live: int) -> None:
-        self._buckets = max(8, int(np.ceil(live / (_LOAD * _WIDE))))
-        self._limit = int(_LIMIT * _WIDE * self._buckets)
-        self._keys = np.zeros((self._buckets + 1, _WIDE), dtype=np.uint64)
+        self._buckets = max(8, int(np.ceil(live / (_LOAD * WIDE))))
+        self._limit = int(_LIMIT * WIDE * self._buckets)
+        self._keys = np.zeros((self._buckets + 1, WIDE), dtype=np.uint64)
         self._flat = self._keys.reshape(-1)
-        self._rows = np.zeros(self._buckets * _WIDE + 1, dtype=np.int32)
+        self._rows = np.zeros(self._buckets * WIDE + 1, dtype=np.int32)
         self._passed = np.zeros(self._buckets, dtype=np.uint16)
         self._scale = np.uint64(self._buckets)
 
@@ -165,7 +165,7 @@ class KeyTable:
         seeking = (equal == 0).nonzero()[0]
         if seeking.size:
             at = buckets[seeking]
-            slots[seeking] = self._buckets * _WIDE
+            slots[seeking] = self._buckets * WIDE
             passed = self._passed.take(at) != 0
             seeking = seeking[passed]
             if seeking.size:
@@ -218,7 +218,7 @@ class KeyTable:
         order = np.argsort(home, kind="stable")
         keys, rows, home = keys[order], rows[order], home[order]
         place = np.arange(keys.size) - np.searchsorted(home, home)
-        fits = place < _WIDE
+        fits = place < WIDE
         slots = (home[fits] << 3) + place[fits]
         self._flat[slots] = keys[fits]
         self._rows[slots] = rows[fits]
