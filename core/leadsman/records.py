@@ -31,6 +31,8 @@ class Outcome(StrEnum):
     CLIENT_GONE = "client_gone"
     ENGINE_GONE = "engine_gone"
     ENGINE_REFUSED = "engine_refused"
+    CUT_OFF = "cut_off"
+    """It broke off, and nobody said at whose end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,11 +73,16 @@ class Watch:
         self._grants.end(self._grant, outcome, now, self._scan.usage)
 
     def gone(self, now: Seconds, *, response_was_unseen: bool) -> None:
-        """End the watch of a stream that is gone; where no body is shown, that is the end."""
+        """End the watch of a stream that is gone; where no body is shown, that is the end.
+
+        An engine that is gone before its response is a local reply, so then the client left; in
+        the middle of a response nothing tells the two apart.
+        """
         if response_was_unseen and self._status:
             self.end(now)
         else:
-            self._grants.end(self._grant, Outcome.CLIENT_GONE, now, self._scan.usage)
+            outcome = Outcome.CUT_OFF if self._status else Outcome.CLIENT_GONE
+            self._grants.end(self._grant, outcome, now, self._scan.usage)
 
 
 def _why(head: ResponseHeaders) -> Outcome:

@@ -85,7 +85,7 @@ class Follower:
         self._grants &= self._named_grants
         self._named_workers, self._named_grants = None, set()
         ends = [
-            Ended(worker=worker, request=request, at=now, outcome=Outcome.CLIENT_GONE)
+            Ended(worker=worker, request=request, at=now, outcome=Outcome.CUT_OFF)
             for worker, request in over
         ]
         return [*(WorkerGone(worker=worker) for worker in gone), *ends]

@@ -184,7 +184,7 @@ class FleetService(FleetServicer):
                 worker=grant.worker,
                 request=grant.request,
                 at=self._clock(),
-                outcome=Outcome.CLIENT_GONE,
+                outcome=Outcome.CUT_OFF,
             )
             self.publish(over, name)
 

@@ -113,7 +113,7 @@ def _refused(request: Request) -> Refused:
 
 @dataclass
 class TestEngine:
-    """Answers like an engine; headers of the request say how: x-chunks, x-pace, x-status."""
+    """Answers like an engine; headers of a request say how: x-chunks, x-pace, x-status, x-dies."""
 
     __test__ = False
     gone: int = 0
@@ -150,6 +150,10 @@ class TestEngine:
         for number in range(int(request.headers.get("x-chunks", "5"))):
             await asyncio.sleep(pace)
             await response.write(_event({"content": f"word{number} "}))
+            if request.headers.get("x-dies") == str(number):
+                assert request.transport is not None
+                request.transport.abort()
+                return response
         usage = {"choices": [], **_HEAD, "usage": _ANSWER["usage"]}
         await response.write(b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n")
         return response

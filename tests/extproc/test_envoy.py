@@ -135,6 +135,11 @@ async def test_a_client_that_leaves_before_the_response_gives_its_grant_back(sta
     assert stack.comes(lambda: stack.engine.gone)
 
 
+def broken_off(stack, witness, known=Outcome.CLIENT_GONE):
+    """Say what is known of a broken stream: the access log has the last word where we ended it."""
+    return known if stack.profile == "buffered" and not witness else Outcome.CUT_OFF
+
+
 @pytest.mark.parametrize("witness", [False, True])
 async def test_a_client_that_leaves_during_the_response_gives_its_grant_back(stack, witness):
     stack.picker.witnesses = witness
@@ -145,8 +150,20 @@ async def test_a_client_that_leaves_during_the_response_gives_its_grant_back(sta
     await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
     assert await asyncio.to_thread(stack.is_settled)
-    assert [grant.outcome for grant in stack.keeps.grants] == [Outcome.CLIENT_GONE]
+    assert [grant.outcome for grant in stack.keeps.grants] == [broken_off(stack, witness)]
     assert stack.comes(lambda: stack.engine.gone)
+
+
+@pytest.mark.parametrize("witness", [False, True])
+async def test_an_engine_that_dies_in_the_middle_of_its_answer_gives_the_grant_back(stack, witness):
+    stack.picker.witnesses = witness
+
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await post(stack, chat(), headers={"x-pace": "0.05", "x-dies": "2"})
+
+    assert stack.is_settled()
+    known = Outcome.ENGINE_GONE
+    assert [grant.outcome for grant in stack.keeps.grants] == [broken_off(stack, witness, known)]
 
 
 async def test_the_grant_moves_to_the_engine_that_served_in_place_of_a_dead_one(stack):

@@ -237,7 +237,7 @@ async def test_a_replica_that_stays_away_has_its_grants_ended(stage):
     over = await hear(heard_by_two, Ended)
 
     assert over.request == "r"
-    assert over.outcome is Outcome.CLIENT_GONE
+    assert over.outcome is Outcome.CUT_OFF
 
 
 async def test_times_are_put_on_the_clock_of_whoever_reads_them(stage):
