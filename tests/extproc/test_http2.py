@@ -193,6 +193,34 @@ def test_a_window_that_shrinks_below_nothing_holds_everything_back():
     assert peer.body(peer.told())[5:] == b"b" * 20
 
 
+SETS = st.tuples(st.just("set"), st.integers(0, 60))
+GRANTS = st.tuples(st.just("grant"), st.integers(1, 60))
+
+
+@given(st.binary(min_size=100, max_size=400), st.lists(st.one_of(SETS, GRANTS), max_size=20))
+def test_new_windows_let_nothing_out_before_they_are_acknowledged(message, steps):
+    peer = Peer(window=20)
+    peer.send(peer.headers(1) + data(1, message))
+    window, first, unacknowledged = 20 - len(peer.body(peer.told())), 20, []
+
+    for what, size in steps:
+        if what == "set":
+            unacknowledged.append(size)
+            peer.send(frames.settings({frames.INITIAL_WINDOW_SIZE: size}))
+        else:
+            window += size
+            peer.send(frames.window_update(1, size))
+        for kind, _, _, payload in peer.told():
+            if kind == frames.SETTINGS:
+                now = unacknowledged.pop(0)
+                window, first = window + now - first, now
+            elif kind == frames.DATA:
+                window -= len(payload)
+                assert window >= 0
+
+    assert unacknowledged == []
+
+
 def test_a_stream_that_cannot_send_back_is_not_let_send_more():
     peer = Peer(window=0)
     peer.send(peer.headers(1))

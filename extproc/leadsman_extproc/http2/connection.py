@@ -199,8 +199,9 @@ class Connection(asyncio.Protocol):
     def _set(self, flags: int, _number: int, payload: bytes) -> None:
         if flags & frames.ACK:
             return
-        self._outflow.adopt(payload, [stream.outlet for stream in self._streams.values()])
+        # A peer holds us to its old windows until it has the acknowledgement: that goes first.
         self._outflow.put(frames.SETTINGS_ACK)
+        self._outflow.adopt(payload, [stream.outlet for stream in self._streams.values()])
 
     def _ping(self, flags: int, _number: int, payload: bytes) -> None:
         if not flags & frames.ACK:
