@@ -6,6 +6,7 @@ they would. The other APIs' bodies it does not take: those prompts stay estimate
 Source: vLLM 0.33 entrypoints/serve/tokenize/protocol.py.
 """
 
+import io
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class EngineTokenizer:
         headers = {"content-type": "application/json"}
         try:
             async with self.http.post(
-                f"http://{endpoint}/tokenize", data=body, headers=headers
+                f"http://{endpoint}/tokenize", data=io.BytesIO(body), headers=headers
             ) as response:
                 response.raise_for_status()
                 said = msgspec.json.decode(await response.read(), type=_Tokens)

@@ -17,39 +17,9 @@ from leadsman_cli.serve import Plan, serving
 from leadsman_cli.tokenize import EngineTokenizer
 from leadsman_extproc.settings import Settings
 from leadsman_fleet.client import FleetClient, Target
-from leadsman_operator.endpoint import Endpoint
 from leadsman_operator.manifest import EndpointSpec
 
 PATIENCE = 20.0
-METRICS = """\
-vllm:num_requests_running{engine="0"} 0
-vllm:num_requests_waiting{engine="0"} 0
-vllm:cache_config_info{block_size="16",num_gpu_blocks="1001",engine="0"} 1
-"""
-SCHEDULER = {"max_num_batched_tokens": 2048, "max_num_seqs": 16}
-PAGES = {
-    "/metrics": METRICS,
-    "/version": {"version": "0.33.0"},
-    "/v1/models": {"data": [{"id": "m", "max_model_len": 8192}]},
-    "/server_info": {"vllm_config": {"scheduler_config": SCHEDULER}},
-}
-
-
-def answering(page, status=200):
-    async def handle(_):
-        body = page if isinstance(page, str) else json.dumps(page)
-        return web.Response(text=body, status=status)
-
-    return handle
-
-
-@pytest.fixture
-async def engine():
-    app = web.Application()
-    app.add_routes([web.get(path, answering(page)) for path, page in PAGES.items()])
-    app.add_routes([web.post("/tokenize", answering({"count": 2, "tokens": [5, 6]}))])
-    async with TestServer(app) as server:
-        yield Endpoint(url=str(server.make_url("")).rstrip("/"))
 
 
 def plan(endpoint, **fleet):
@@ -103,6 +73,15 @@ async def test_an_engine_says_which_tokens_a_body_becomes(engine):
     assert ids.tolist() == [5, 6]
 
 
+async def test_a_body_of_megabytes_is_tokenized_too(engine):
+    async with aiohttp.ClientSession() as http:
+        tokenizer = EngineTokenizer(http=http, endpoint_of=lambda _: engine.address)
+
+        ids = await tokenizer("m", "/v1/completions", b"x" * (3 << 20))
+
+    assert ids is not None
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "path", "is_there"),
     [
@@ -113,7 +92,9 @@ async def test_an_engine_says_which_tokens_a_body_becomes(engine):
         ({"tokens": [1]}, 200, "/v1/completions", False),
     ],
 )
-async def test_where_no_engine_can_say_there_are_no_tokens(answer, status, path, is_there):
+async def test_where_no_engine_can_say_there_are_no_tokens(
+    answering, answer, status, path, is_there
+):
     app = web.Application()
     app.add_routes([web.post("/tokenize", answering(answer, status))])
     async with TestServer(app) as server, aiohttp.ClientSession() as http:
