@@ -39,6 +39,13 @@ def _bench(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _conformance(argv: list[str]) -> int:
+    """Put an endpoint picker to a script of ext_proc exchanges: --target HOST:PORT."""
+    from leadsman_bench.conformance import command
+
+    return command.main(argv)
+
+
 def _version(_argv: list[str]) -> int:
     """Say which version this is."""
     print(version("leadsman"))
@@ -50,6 +57,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "serve": _serve,
     "simulate-engine": _simulate_engine,
     "bench": _bench,
+    "conformance": _conformance,
     "version": _version,
 }
 

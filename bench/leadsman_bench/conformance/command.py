@@ -1,0 +1,105 @@
+"""`leadsman conformance --target HOST:PORT`: put an endpoint picker to the whole script."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from leadsman_bench.conformance.checks import CHECKS, Target
+from leadsman_bench.conformance.exchange import Breach
+
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How one check went; `problem` is None where it passed."""
+
+    check: str
+    is_required: bool
+    problem: str | None
+
+
+async def put_to(target: Target) -> list[Verdict]:
+    """Run every check, one after the other."""
+    verdicts = []
+    for check in CHECKS:
+        problem = None
+        try:
+            await check.run(target)
+        except Breach as breach:
+            problem = str(breach)
+        verdicts.append(
+            Verdict(check=check.sentence, is_required=check.is_required, problem=problem)
+        )
+    return verdicts
+
+
+def main(argv: list[str]) -> int:
+    """Run `leadsman conformance`; 1 where a required check fails."""
+    arguments = _parser().parse_args(argv)
+    verdicts = asyncio.run(_run(arguments))
+    _print(verdicts)
+    if arguments.json:
+        arguments.json.write_bytes(
+            msgspec.json.format(msgspec.json.encode(verdicts), indent=1) + b"\n"
+        )
+    return int(any(one.problem and one.is_required for one in verdicts))
+
+
+async def _run(arguments: argparse.Namespace) -> list[Verdict]:
+    async with _channel(arguments) as channel:
+        return await put_to(
+            Target(channel=channel, model=arguments.model, patience=arguments.patience)
+        )
+
+
+def _channel(arguments: argparse.Namespace) -> Any:
+    if arguments.ca is None:
+        return grpc.aio.insecure_channel(arguments.target, options=UNLIMITED)
+    trusted = grpc.ssl_channel_credentials(arguments.ca.read_bytes())
+    named = [("grpc.ssl_target_name_override", arguments.name)] if arguments.name else []
+    return grpc.aio.secure_channel(arguments.target, trusted, options=[*UNLIMITED, *named])
+
+
+def _print(verdicts: Sequence[Verdict]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    for one in verdicts:
+        mark = "[green]pass[/]" if one.problem is None else "[red]FAIL[/]"
+        if one.problem is not None and not one.is_required:
+            mark = "[yellow]no  [/]"
+        console.print(f"{mark}  {escape(one.check)}")
+        if one.problem is not None:
+            console.print(f"      [dim]{escape(one.problem)}[/]")
+    required = [one for one in verdicts if one.is_required]
+    passed = sum(one.problem is None for one in required)
+    optional = sum(one.problem is None for one in verdicts) - passed
+    console.print(
+        f"{passed} of {len(required)} required checks passed, "
+        f"{optional} of {len(verdicts) - len(required)} optional ones"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leadsman conformance",
+        description="Put an endpoint picker to a script of ext_proc exchanges.",
+    )
+    parser.add_argument("--target", required=True, help="HOST:PORT of its ext_proc server")
+    parser.add_argument("--model", required=True, help="a model that its pool serves")
+    parser.add_argument("--ca", type=Path, help="certificate to trust; without: no TLS")
+    parser.add_argument("--name", help="the name in its certificate, where it is not HOST")
+    parser.add_argument(
+        "--patience", type=float, default=5.0, help="seconds to wait for an answer (default 5)"
+    )
+    parser.add_argument("--json", type=Path, help="write the verdicts there")
+    return parser
