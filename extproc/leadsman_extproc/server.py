@@ -7,7 +7,6 @@ serialised once. There are no size limits on messages (gRPC's usual 4 MB turns a
 Draining: readiness goes first, then new calls are refused, and those in flight may finish.
 """
 
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,14 +14,14 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from leadsman_extproc import certificates
 from leadsman_extproc.access_log import AccessLog
 from leadsman_extproc.exchange import Processor
 from leadsman_extproc.health import EXT_PROC, Health
 from leadsman_extproc.http2.calls import Call, Handlers, Receiver
-from leadsman_extproc.http2.server import listening, tls_context
+from leadsman_extproc.http2.server import listening
 from leadsman_extproc.metrics import MetricsServer
 from leadsman_extproc.picking import Picking
-from leadsman_extproc.settings import Settings
 from leadsman_extproc.watch import Watching
 
 ACCESS_LOG: Final = "envoy.service.accesslog.v3.AccessLogService"
@@ -75,12 +74,6 @@ class Server:
     metrics: MetricsServer | None
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls is None:
-        return None
-    return tls_context(str(settings.tls.certificate), str(settings.tls.key))
-
-
 @asynccontextmanager
 async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]:
     """Serve until left, then drain: calls in flight get `settings.drain` seconds to finish.
@@ -98,8 +91,12 @@ async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]
         if settings.metrics_port is not None:
             metrics = MetricsServer(picking.counts, settings.metrics_port)
             stack.callback(metrics.close)
+        tls = None
+        if settings.tls is not None:
+            tls = certificates.context_of(settings.tls)
+            await stack.enter_async_context(certificates.kept_fresh(tls, settings.tls))
         port = await stack.enter_async_context(
-            listening(settings.listen, handlers, tls=_tls(settings), drain=settings.drain)
+            listening(settings.listen, handlers, tls=tls, drain=settings.drain)
         )
         await stack.enter_async_context(health.kept_fresh())
         yield Server(port=port, processor=processor, health=health, metrics=metrics)

@@ -5,13 +5,7 @@ from pathlib import Path
 
 from leadsman.units import Seconds
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """PEM files of the certificate that gateways are served with; they do not verify it."""
-
-    certificate: Path
-    key: Path
+from leadsman_extproc.certificates import TlsSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +14,7 @@ class Settings:
 
     listen: `host:port` of ext_proc, access log and health; port 0 takes a free one.
     health: `host:port` of health alone, in plain text: a kubelet probes without TLS.
+    tls: files, or `self-signed`; None: plain text.
     max_body: bytes of a request body above which it is refused with 413.
     decision_deadline: for reading; deciding does not wait. Must stay below Envoy's message_timeout.
     ends_early: end streams after the first token where that is safe; needs the access log.
@@ -29,7 +24,7 @@ class Settings:
 
     listen: str = "0.0.0.0:9002"
     health: str | None = None
-    tls: Tls | None = None
+    tls: TlsSource | None = None
     max_body: int = 32 * 1024 * 1024
     decision_deadline: Seconds = 1.0
     ends_early: bool = True

@@ -69,8 +69,8 @@ class Peer:
     """A client that writes its frames by hand and reads the server's."""
 
     def __init__(self, *, preface=frames.PREFACE, window=None):
-        self.transport, self.receivers, self.lost = Transport(), [], []
-        self.connection = Connection({PATH: self._open}, self.lost.append)
+        self.transport, self.receivers, self.those_open = Transport(), [], set()
+        self.connection = Connection({PATH: self._open}, self.those_open)
         self.connection.connection_made(self.transport)
         self._headers, self._decoder = hpack.Encoder(), hpack.Decoder()
         self._at = 0
@@ -281,7 +281,7 @@ def test_calls_whose_connection_is_lost_are_gone_once_each():
     peer.connection.connection_lost(None)
 
     assert [receiver.goodbyes for receiver in peer.receivers] == [1, 1]
-    assert peer.lost == [peer.connection]
+    assert peer.those_open == set()
 
 
 def test_a_compressed_message_is_unimplemented():

@@ -5,7 +5,8 @@ import asyncio
 import grpc
 import pytest
 import uvloop
-from leadsman_extproc.http2.server import listening, tls_context
+from leadsman_extproc.certificates import context_of, self_signed
+from leadsman_extproc.http2.server import listening
 
 PATH = "/test.Service/Echo"
 
@@ -112,16 +113,17 @@ async def test_what_cannot_be_served_ends_with_its_status(client, path, message,
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_by_tls_every_message_comes_back_too(tmp_path, run):
-    (tmp_path / "cert.pem").write_text(CERTIFICATE)
-    (tmp_path / "key.pem").write_text(KEY)
-
     assert run(_by_tls(tmp_path)) == [grpc.StatusCode.OK] * 8
 
 
 async def _by_tls(folder):
-    tls = tls_context(str(folder / "cert.pem"), str(folder / "key.pem"))
-    trust = grpc.ssl_channel_credentials(CERTIFICATE.encode())
-    limit = [("grpc.max_receive_message_length", -1)]
+    files = self_signed(folder)
+    tls = context_of(files)
+    trust = grpc.ssl_channel_credentials(files.certificate.read_bytes())
+    limit = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.ssl_target_name_override", "leadsman"),
+    ]
 
     async def talk(number):
         call = channel.stream_stream(PATH)()
@@ -138,26 +140,3 @@ async def _by_tls(folder):
         asyncio.timeout(60),
     ):
         return await asyncio.gather(*(talk(number) for number in range(8)))
-
-
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBlDCCATugAwIBAgIUcJGGp2FJrUrke3msOhOjPvFxolkwCgYIKoZIzj0EAwIw
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEzMDA4MDAyMVoYDzIxMjYxMTA2
-MDgwMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
-PQMBBwNCAARqwB0rfamTRS0wvpgf4dT7YSWmu3JeB5GLciiFgbtictkNyRCH+VFM
-EzyQr2pcfbyd8yWZOS+c6pQP9IfqgtYno2kwZzAdBgNVHQ4EFgQUAOE2q/V9PIS9
-RCptJ++E5W2H1F8wHwYDVR0jBBgwFoAUAOE2q/V9PIS9RCptJ++E5W2H1F8wDwYD
-VR0TAQH/BAUwAwEB/zAUBgNVHREEDTALgglsb2NhbGhvc3QwCgYIKoZIzj0EAwID
-RwAwRAIgOsN/ZRAQNvLkN0+ovWcgYKqOFeiYXhNOzgTgCDRw9yACIBchRr5Etolm
-867Vx0YaPjAHipMnKXSogKQWiwXU1yel
------END CERTIFICATE-----
-"""
-KEY = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg+eUG4ZlWf2gMOrIJ
-3b1H2VJDVLkooAjAdB0H3CyP7rqhRANCAARqwB0rfamTRS0wvpgf4dT7YSWmu3Je
-B5GLciiFgbtictkNyRCH+VFMEzyQr2pcfbyd8yWZOS+c6pQP9IfqgtYn
------END PRIVATE KEY-----
-"""
-"""Made for this test: nobody trusts it."""

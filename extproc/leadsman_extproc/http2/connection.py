@@ -35,11 +35,11 @@ _GREETING: Final = frames.settings({frames.INITIAL_WINDOW_SIZE: WINDOW}) + frame
 
 
 class Connection(asyncio.Protocol):
-    """Serves `handlers` to one peer; `lost` is called when it is gone."""
+    """Serves `handlers` to one peer; is one of `those_open` from its handshake to its end."""
 
-    def __init__(self, handlers: Handlers, lost: Callable[["Connection"], None]) -> None:
+    def __init__(self, handlers: Handlers, those_open: set["Connection"]) -> None:
         self._handlers = handlers
-        self._lost = lost
+        self._those_open = those_open
         self._streams: dict[int, Stream] = {}
         self._headers = HeaderReader()
         self._rest = b""
@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
             self._transport.set_write_buffer_limits(high=0)  # a write leaves at once if it can
         self._outflow = Outflow(self._transport)
         self._outflow.put(_GREETING)
+        self._those_open.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Work through the frames that are whole, and keep the rest."""
@@ -81,7 +82,7 @@ class Connection(asyncio.Protocol):
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.reset()
-        self._lost(self)
+        self._those_open.discard(self)
 
     def pause_writing(self) -> None:
         """Read nothing more while the peer does not read."""

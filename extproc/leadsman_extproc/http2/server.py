@@ -26,9 +26,7 @@ async def listening(
     connections: set[Connection] = set()
 
     def connect() -> Connection:
-        connection = Connection(handlers, connections.discard)
-        connections.add(connection)
-        return connection
+        return Connection(handlers, connections)
 
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -48,11 +46,3 @@ async def listening(
                     await asyncio.sleep(_LOOK_EVERY)
         for connection in list(connections):
             connection.close()
-
-
-def tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Make the context of a server that speaks HTTP/2 alone. Raises OSError for unread files."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["h2"])
-    return context
