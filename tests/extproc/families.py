@@ -1,0 +1,196 @@
+"""Templates of five families, and conversations that use what the families differ in.
+
+The templates are those that packages ship (`make templates`), read as files or, Mistral's, written
+by mistral-common's own generator. DeepSeek's own refuse arguments that are objects, which is what
+engines make of them; one of ours, in their manner, stands in for those that engines ship.
+
+Conversations are mostly sound (a template refuses the others), and of one feature each.
+"""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+
+PACKAGES = Path(__file__).parents[2] / "build" / "templates"
+OWN = Path(__file__).parent / "templates"
+FAMILIES = {
+    "qwen": ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_8", "qwen3_vl"],
+    "deepseek": ["deepseekv3", "deepseek_r1_distill", "deepseek_tools"],
+    "llama": ["llama3", "llama3_1", "llama3_2"],
+    "mistral": ["v3", "v7", "v11", "v13", "v15"],
+    "glm": ["glm4moe", "glm4moe_training"],
+}
+SPECIALS = {
+    "qwen": {"eos_token": "<|im_end|>"},
+    "deepseek": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
+    "llama": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+    "mistral": {"bos_token": "<s>", "eos_token": "</s>"},
+    "glm": {"eos_token": "<|endoftext|>"},
+}
+TOKENS = {
+    "qwen": ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"],
+    "deepseek": ["<｜User｜>", "<｜Assistant｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"],
+    "llama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    "mistral": ["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"],
+    "glm": ["[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>"],
+}
+_GENERATE = """
+import json, sys
+from mistral_common.integrations.chat_templates.template_generator import (
+    TemplateConfig, build_chat_template,
+)
+from mistral_common.tokens.tokenizers.base import TokenizerVersion
+
+effort = dict(reasoning_effort_values=("none", "high"), reasoning_effort_default="none")
+json.dump({
+    name: build_chat_template(TemplateConfig(
+        version=TokenizerVersion(name),
+        spm=name == "v3",
+        image_support=False,
+        audio_support=False,
+        thinking_support=name in ("v13", "v15"),
+        use_special_token_variables=True,
+        **(effort if name == "v15" else {}),
+    ))
+    for name in sys.argv[1:]
+}, sys.stdout)
+"""
+
+
+def template(family: str, name: str) -> str:
+    """Read one; the test is skipped where `make templates` was not run."""
+    if (own := OWN / f"{name}.jinja").exists():
+        return own.read_text()
+    if not PACKAGES.is_dir():
+        pytest.skip("templates of packages are not there: make templates")
+    if family == "mistral":
+        return _mistral()[name]
+    return (PACKAGES / "trl" / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@cache
+def _mistral() -> dict[str, str]:
+    command = [sys.executable, "-c", _GENERATE, *FAMILIES["mistral"]]
+    environment = {"PYTHONPATH": str(PACKAGES)}
+    written = subprocess.run(command, env=environment, capture_output=True, check=True)
+    return json.loads(written.stdout)
+
+
+EDGES = [" a ", "\n\nb\n", "{{ x }}", "é世", '"\\', "<b>&'", "/nothink", "x " * 300, "\u2028", "👩‍🔧"]
+NAMES = st.sampled_from(["get_weather", "f", "a.b", "größe"])
+
+
+def texts(family: str) -> st.SearchStrategy[str]:
+    marks = st.sampled_from(EDGES + TOKENS[family])
+    return st.lists(st.text(max_size=8) | marks, min_size=1, max_size=3).map("".join)
+
+
+def values(text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    leaf = st.none() | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.5, 1e30]) | text
+    inner = st.lists(leaf, max_size=2) | st.dictionaries(text, leaf, max_size=2)
+    return leaf | inner
+
+
+def tools(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
+    schema = st.fixed_dictionaries(
+        {"type": st.just("object"), "properties": st.dictionaries(text, values(text), max_size=2)},
+        optional={"required": st.lists(text, max_size=2), "$defs": st.just({})},
+    )
+    function = st.fixed_dictionaries(
+        {"name": NAMES, "parameters": schema},
+        optional={"description": st.none() | text, "strict": st.booleans()},
+    )
+    tool = st.builds(lambda f: {"type": "function", "function": f}, function)
+    return st.lists(tool, min_size=1, max_size=2)
+
+
+def calls(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
+    given = st.dictionaries(NAMES | text, values(text), max_size=2)
+    arguments = st.builds(json.dumps, given, ensure_ascii=st.booleans()) | given
+    return st.lists(
+        st.builds(
+            lambda name, arguments, index: {
+                "id": f"callid{index:03d}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            },
+            NAMES,
+            arguments | st.sampled_from(["", "{}", "not json", "[1]"]),
+            st.integers(0, 99),
+        ),
+        min_size=1,
+        max_size=2,
+    )
+
+
+def parts(text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    part = st.builds(lambda t: {"type": "text", "text": t}, text)
+    return text | st.lists(part, min_size=1, max_size=3)
+
+
+@st.composite
+def _turn(draw: st.DrawFn, text: Any, content: Any, feature: str) -> list[Any]:
+    """A question and its answer, by way of tools where that is the feature."""
+    turn: list[Any] = [{"role": "user", "content": draw(content)}]
+    answer: dict[str, Any] = {"role": "assistant", "content": draw(content)}
+    if feature in ("calls", "all"):
+        asked = draw(calls(text))
+        empty = st.sampled_from([{"content": None}, {"content": ""}, {}])
+        step = draw(empty | st.builds(lambda c: {"content": c}, content))
+        turn.append({"role": "assistant", "tool_calls": asked, **step})
+        turn += [
+            {"role": "tool", "tool_call_id": call["id"], "content": draw(content)} for call in asked
+        ]
+    if feature in ("reasoning", "all"):
+        name = draw(st.sampled_from(["reasoning_content", "reasoning"]))
+        thought = draw(text)
+        for message in [*turn[1:], answer]:
+            if message["role"] == "assistant":
+                message[name] = thought
+    return [*turn, answer]
+
+
+@st.composite
+def bodies(draw: st.DrawFn, family: str, feature: str) -> dict[str, Any]:
+    """The body of a chat request, of one feature or of all."""
+    text = texts(family)
+    content = parts(text) if feature in ("parts", "all") else text
+    system = {"role": "system", "content": draw(content)}
+    messages: list[Any] = [system] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        messages += draw(_turn(text, content, feature))
+    fields: dict[str, Any] = {}
+    if feature in ("tools", "calls", "all"):
+        fields["tools"] = draw(tools(text))
+    if feature == "continued":
+        return {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    if feature in ("variables", "all"):
+        fields |= draw(variables(text))
+    ended = feature == "unprompted" or (feature == "all" and draw(st.booleans()))
+    if ended:
+        return {"messages": messages, "add_generation_prompt": False, **fields}
+    return {"messages": [*messages, {"role": "user", "content": draw(content)}], **fields}
+
+
+def variables(text: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    names: dict[str, st.SearchStrategy[Any]] = {
+        name: st.booleans()
+        for name in ("enable_thinking", "thinking", "preserve_thinking", "tools_in_user_message")
+    }
+    names["date_string"] = text
+    given = st.fixed_dictionaries({}, optional=names)
+    effort = st.sampled_from(["none", "low", "medium", "high"])
+    return st.fixed_dictionaries(
+        {"chat_template_kwargs": given}, optional={"reasoning_effort": effort}
+    )
+
+
+FEATURES = (
+    "plain", "parts", "tools", "calls", "reasoning", "variables", "continued", "unprompted", "all",
+)  # fmt: skip
