@@ -7,8 +7,7 @@ from typing import Any
 
 from leadsman.budget import Budget
 from leadsman_engines.profile import EngineProfile
-from leadsman_extproc.models import load_model
-from leadsman_extproc.reading import ServedModel
+from leadsman_extproc.models import ServedModel, load_model
 from leadsman_extproc.settings import Settings
 from leadsman_operator.endpoint import Endpoint
 from leadsman_operator.manifest import (

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,11 @@ import uvloop
 from leadsman.fleet import Fleet
 from leadsman.records import Learned, Record
 from leadsman.units import Seconds, WorkerId
-from leadsman_extproc.reading import Reader, ServedModel
+from leadsman_extproc.comparing import Comparing
+from leadsman_extproc.metrics import Counts
+from leadsman_extproc.models import ServedModel
+from leadsman_extproc.parity import Parity
+from leadsman_extproc.reading import Reader
 from leadsman_extproc.serve import Service
 from leadsman_extproc.server import Server
 from leadsman_fleet.client import FleetClient, Target
@@ -101,8 +105,10 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         stream, ports = await listen(published, f"unix:{socket}", *more)
         stack.push_async_callback(stream.stop, None)
         fleet = Fleet()
-        service, client = _picker(plan, fleet, http, published, f"unix:{socket}")
+        engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
+        service, client, comparing = _picker(plan, fleet, engines, published, f"unix:{socket}")
         follower = _begin(stack, client.run())
+        _begin(stack, comparing.run())
         _begin(stack, _teach(fleet, client))
         around = Surroundings(
             http=http,
@@ -127,17 +133,27 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
 def _picker(
     plan: Plan,
     fleet: Fleet,
-    http: aiohttp.ClientSession,
+    engines: EngineTokenizer,
     published: FleetService,
     address: str,
-) -> tuple[Service, FleetClient]:
+) -> tuple[Service, FleetClient, Comparing]:
     """Put the picker together with its end of the stream; each knows the other."""
     config = plan.config
+    counts = Counts()
+    parity = Parity(counts=counts, every=config.picker.parity_every)
     reader = Reader(
         models=plan.models,
         secret=config.secret.encode(),
         block_sizes=fleet.block_sizes,
-        tokenize=EngineTokenizer(http=http, endpoint_of=_ready_endpoint(fleet)),
+        tokenize=engines,
+        parity=parity,
+    )
+    comparing = Comparing(
+        models=[model.name for model in plan.models if model.text is not None],
+        parity=parity,
+        engines=engines,
+        own=reader.own,
+        clock=time.monotonic,
     )
 
     def take(record: Record) -> None:
@@ -151,15 +167,16 @@ def _picker(
         budget_for=lambda _request: config.budget,
         report=client.report,
         settings=config.picker,
+        counts=counts,
     )
-    return service, client
+    return service, client, comparing
 
 
-def _ready_endpoint(fleet: Fleet) -> Callable[[str], str | None]:
-    def find(model: str) -> str | None:
+def _ready_endpoints(fleet: Fleet) -> Callable[[str], Collection[str]]:
+    def find(model: str) -> Collection[str]:
         workers = fleet.workers.values()
         ready = (one for one in workers if one.ready and one.settings.model == model)
-        return next((worker.endpoint for worker in ready), None)
+        return list(dict.fromkeys(worker.endpoint for worker in ready))
 
     return find
 

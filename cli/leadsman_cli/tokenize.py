@@ -1,52 +1,94 @@
-"""Asks an engine which tokens a body becomes, for models whose tokenizer is not configured.
+"""Asks engines which tokens a body becomes.
 
-vLLM's `/tokenize` takes the same bodies as the chat and the completions API and renders them as
-they would. The other APIs' bodies it does not take: those prompts stay estimates.
+For models whose tokenizer is not configured, or whose own tokens were not the engine's; and to
+compare these. `/render` is asked where an engine serves it, which few do: it takes any body as it
+is. `/tokenize` is asked otherwise.
 
-Source: vLLM 0.33 entrypoints/serve/tokenize/protocol.py.
+Source: vLLM 0.32 entrypoints/serve/tokenize/protocol.py, entrypoints/scale_out/factories.py (403
+where `/render` is off).
 """
 
 import io
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 import aiohttp
 import msgspec
 import numpy as np
 from leadsman.units import TokenIds
+from leadsman_extproc.asking import Question
 
 log = logging.getLogger(__name__)
 
-_PATHS: Final = ("/v1/chat/completions", "/v1/completions")
+_NOT_SERVED: Final = frozenset({403, 404, 405, 501})
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[int]
+    tokens: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+_DECODE: Final = msgspec.json.Decoder(_Tokens | list[_Tokens]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTokenizer:
-    """endpoint_of: `ip:port` of a ready worker of a model; None where there is none."""
+    """ready: says at which `ip:port` a model's ready workers are."""
 
     http: aiohttp.ClientSession
-    endpoint_of: Callable[[str], str | None]
+    ready: Callable[[str], Collection[str]]
+    _without_render: set[str] = field(default_factory=set)
 
-    async def __call__(self, model: str, path: str, body: bytes) -> TokenIds | None:
-        """Return the ids, special tokens included; None where no engine would say."""
-        endpoint = self.endpoint_of(model)
-        if endpoint is None or path.partition("?")[0] not in _PATHS:
+    async def __call__(self, model: str, question: Question) -> TokenIds | None:
+        """Return the ids by an engine of the model; None where none would say."""
+        endpoint = next(iter(self.ready(model)), None)
+        return None if endpoint is None else await self.ask(endpoint, question)
+
+    def endpoints(self, model: str) -> Collection[str]:
+        """Say where the model's ready engines are."""
+        return self.ready(model)
+
+    async def ask(self, endpoint: str, question: Question) -> TokenIds | None:
+        """Return the ids, special tokens included; None where this engine does not say."""
+        for path, body in self._ways(endpoint, question):
+            try:
+                status, said = await self._post(f"http://{endpoint}{path}", body)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self._unanswered(endpoint, path, str(error) or repr(error))
+                return None
+            if path.endswith("/render") and status in _NOT_SERVED:
+                self._without_render.add(endpoint)
+                continue
+            if status == 200 and (ids := _ids(said)) is not None:
+                return ids
+            self._unanswered(endpoint, path, f"status {status}")
             return None
+        return None
+
+    def _ways(self, endpoint: str, question: Question) -> Iterator[tuple[str, bytes]]:
+        if endpoint not in self._without_render:
+            yield question.path + "/render", question.sent
+        if question.tokenize is not None:
+            yield "/tokenize", question.tokenize
+
+    async def _post(self, url: str, body: bytes) -> tuple[int, bytes]:
         headers = {"content-type": "application/json"}
-        try:
-            async with self.http.post(
-                f"http://{endpoint}/tokenize", data=io.BytesIO(body), headers=headers
-            ) as response:
-                response.raise_for_status()
-                said = msgspec.json.decode(await response.read(), type=_Tokens)
-            return np.array(said.tokens, dtype=np.uint32)
-        except (aiohttp.ClientError, TimeoutError, ValueError, OverflowError) as error:
-            fields = {"endpoint": endpoint, "error": str(error) or repr(error)}
-            log.warning("engine did not tokenize", extra=fields)
-            return None
+        async with self.http.post(url, data=io.BytesIO(body), headers=headers) as response:
+            return response.status, await response.read()
+
+    def _unanswered(self, endpoint: str, path: str, why: str) -> None:
+        fields = {"endpoint": endpoint, "path": path, "error": why}
+        log.info("engine did not tokenize", extra=fields)
+
+
+def _ids(said: bytes) -> TokenIds | None:
+    """Read the ids of one prompt from either answer; /render gives a completion's in a list."""
+    try:
+        answer = _DECODE(said)
+        (only,) = answer if isinstance(answer, list) else [answer]
+        ids = only.tokens if only.token_ids is None else only.token_ids
+        return None if ids is None else np.array(ids, dtype=np.uint32)
+    except (ValueError, OverflowError):
+        return None

@@ -54,7 +54,7 @@ def chat(
     return Chat(
         messages=shaped,
         tools=_tools(fields.get("tools")),
-        variables=dict(defaults) | _variables(fields),
+        variables=dict(defaults) | variables(fields),
         add_generation_prompt=prompts,
         continue_final_message=continues,
     )
@@ -71,8 +71,8 @@ def media(messages: Iterable[JsonObject]) -> tuple[str, ...]:
     )
 
 
-def _variables(fields: JsonObject) -> dict[str, Any]:
-    """Gather what a request adds to the names that a template may read."""
+def variables(fields: JsonObject) -> dict[str, Any]:
+    """Gather what a request adds to the names that a template may read. Raises TemplateError."""
     asked = fields.get("chat_template_kwargs")
     names = dict(asked) if isinstance(asked, dict) else {}
     if {"chat_template", "tokenize"} & names.keys():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from leadsman.units import Seconds
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 
@@ -19,6 +19,8 @@ class Counts:
     """Plain counts, each by the label that its name says.
 
     fallbacks: by cause, `deadline` or `error`. within: by limit, of `graded` predictions.
+    parity: comparisons of our tokens with an engine's, by verdict. token_parity: by model, whether
+    they were alike when last compared: False, and its requests are tokenized by an engine.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -28,6 +30,8 @@ class Counts:
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     within: Counter[str] = field(default_factory=Counter)
+    parity: Counter[str] = field(default_factory=Counter)
+    token_parity: dict[str, bool] = field(default_factory=dict)
     graded: int = 0
     journal_dropped: int = 0
 
@@ -48,6 +52,7 @@ _BY_LABEL = (
     ("outcomes", "outcome", "Granted requests by how they ended."),
     ("errors", "where", "Errors of our own, by where they were caught."),
     ("within", "limit", "Graded predictions within a limit of the real time to first token."),
+    ("parity", "verdict", "Prompts whose tokens were compared with an engine's, by verdict."),
 )
 _PLAIN = (
     ("graded", "Predictions whose first token was seen."),
@@ -61,8 +66,8 @@ class Page(Collector):
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
 
-    def collect(self) -> Iterable[CounterMetricFamily]:
-        """Yield every count as a counter family."""
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield every count as a counter family, and what is so now as gauges."""
         for name, label, text in _BY_LABEL:
             family = CounterMetricFamily(f"leadsman_{name}", text, labels=[label])
             by_label: Counter[str] = getattr(self._counts, name)
@@ -71,6 +76,11 @@ class Page(Collector):
             yield family
         for name, text in _PLAIN:
             yield CounterMetricFamily(f"leadsman_{name}", text, value=getattr(self._counts, name))
+        text = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
+        parity = GaugeMetricFamily("leadsman_token_parity", text, labels=["model"])
+        for model, holds in self._counts.token_parity.items():
+            parity.add_metric([model], holds)
+        yield parity
 
 
 class MetricsServer:

@@ -44,6 +44,11 @@ class ModelText:
     templates: Mapping[str, ChatTemplate] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def wants_system_first(self) -> bool:
+        """Whether a system message may only stand at the beginning."""
+        return any(template.wants_system_first for template in self.templates.values())
+
     def render(self, prompt: ChatPrompt | MessagesPrompt) -> Rendered:
         """Write out a conversation. Raises TemplateError where the engine would refuse it."""
         template = self._template(with_tools=bool(prompt.fields.get("tools")))
@@ -65,6 +70,16 @@ class ModelText:
         return template
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that engines serve under `name`; `aliases` name it too, `adapters` are its LoRAs."""
+
+    name: str
+    text: ModelText | None = None
+    aliases: Sequence[str] = ()
+    adapters: Sequence[str] = ()
+
+
 def load_model(
     directory: Path,
     *,
@@ -75,8 +90,18 @@ def load_model(
     """Read a model's files. Raises OSError or ValueError where they cannot be read."""
     tokenizer = load_tokenizer(directory / "tokenizer.json")
     config = _config(directory / "tokenizer_config.json")
-    specials = _special_tokens(config)
     sources = _sources(directory, config) if chat_template is None else {"default": chat_template}
+    return model_text(tokenizer, _special_tokens(config), sources, variables, cache_bytes)
+
+
+def model_text(
+    tokenizer: Tokenizer,
+    specials: Mapping[str, str],
+    sources: Mapping[str, str],
+    variables: Mapping[str, Any] | None = None,
+    cache_bytes: int = CACHE_BYTES,
+) -> ModelText:
+    """Put a tokenizer and templates together; texts are cut at the tokens that these write."""
     templates = {name: ChatTemplate(source, specials) for name, source in sources.items()}
     contents = [token.content for token in tokenizer.added_tokens]
     written = [*specials.values(), *_written(templates.values())]

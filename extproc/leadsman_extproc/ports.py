@@ -77,6 +77,10 @@ class Reads(Protocol):
         """Learn from an answer's usage what an estimated body of `size` bytes really was."""
         ...
 
+    def doubt(self, model: str) -> None:
+        """Learn that an answer of this model reported another number of tokens than was exact."""
+        ...
+
 
 class Keeps(Protocol):
     """Keeps decisions and their outcomes, off the request path."""

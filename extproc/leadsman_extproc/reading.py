@@ -1,7 +1,8 @@
 """From the bytes of a request to what the core decides on: tokens, block keys, wishes.
 
 The question: what will this request be to an engine. Three ways, best first: the model's own
-tokenizer and template (exact); the engine's `/tokenize` (exact, but a round trip); an estimate,
+tokenizer and template (exact, as long as engines give the same: see `parity`); the engine's
+`/tokenize` (exact, but a round trip); an estimate,
 from the bytes that a token of this model has taken lately, which says that it is one and carries
 no keys. A prompt with images, or one that the engine truncates, is estimated too: the tokens that
 it becomes are known to the engine alone.
@@ -15,7 +16,6 @@ requests of their own to the engine: their tokens are summed, the keys are the l
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,17 +26,18 @@ from leadsman.keys import namespace_seed
 from leadsman.request import Request
 from leadsman.units import Keys, TokenIds, Tokens
 
+from leadsman_extproc.asking import Question, question
 from leadsman_extproc.bodies import read_body
-from leadsman_extproc.body import BadRequest, Body, NotForUs, RawPrompts
+from leadsman_extproc.body import BadRequest, Body, NotForUs
 from leadsman_extproc.body_memory import BodyMemory
-from leadsman_extproc.models import ModelText, Rendered
+from leadsman_extproc.models import ServedModel
+from leadsman_extproc.own_tokens import OwnTokens, wraps
+from leadsman_extproc.parity import LARGEST, Parity, Sample
 from leadsman_extproc.ports import Arrival, Read, ReadRequest
 from leadsman_extproc.prompts import Prompt
 from leadsman_extproc.segments import Plan
-from leadsman_extproc.templates import TemplateError
 from leadsman_extproc.wishes import HeaderNames, Wishes, read_wishes
 
-LOG: Final = logging.getLogger(__name__)
 FIRST_BYTES_PER_TOKEN: Final = 4.0
 _TOKENS_PER_MEDIUM: Final = 1000
 """A picture of a megapixel takes some 1,000 to 1,300 in Qwen-VL's and Llama's families."""
@@ -45,21 +46,11 @@ _WEIGHT: Final = 0.05
 
 
 class Tokenize(Protocol):
-    """Asks an engine which tokens a body's prompt becomes; None where none would say."""
+    """Asks an engine of a model which tokens a body becomes; None where none would say."""
 
-    async def __call__(self, model: str, path: str, body: bytes) -> TokenIds | None:
+    async def __call__(self, model: str, question: Question) -> TokenIds | None:
         """Return the ids, special tokens included."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """A model that engines serve under `name`; `aliases` name it too, `adapters` are its LoRAs."""
-
-    name: str
-    text: ModelText | None = None
-    aliases: Sequence[str] = ()
-    adapters: Sequence[str] = ()
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +77,7 @@ class Reader:
     """Reads requests for the models that it knows, and estimates those that it does not.
 
     block_sizes: those of a model's workers. tokenize: the engine's own tokenizer, where reachable.
+    parity: whether our own is believed; without it, it is.
     """
 
     models: Sequence[ServedModel] = ()
@@ -93,30 +85,31 @@ class Reader:
     block_sizes: Callable[[str], tuple[Tokens, ...]]
     headers: HeaderNames = field(default_factory=HeaderNames)
     tokenize: Tokenize | None = None
-    _names: dict[str, tuple[ServedModel, str | None]] = field(init=False)
+    parity: Parity | None = None
+    own: OwnTokens = field(init=False)
     _bytes_per_token: dict[str, float] = field(default_factory=dict)
     _bodies: BodyMemory = field(default_factory=BodyMemory)
 
     def __post_init__(self) -> None:
-        self._names = {}
-        for model in self.models:
-            self._names |= dict.fromkeys((model.name, *model.aliases), (model, None))
-            self._names |= {adapter: (model, adapter) for adapter in model.adapters}
+        self.own = OwnTokens(self.models)
 
     def read(self, arrival: Arrival) -> Read | Awaitable[Read]:
         """Read one request; a long new text is tokenized in a thread, an unknown by an engine."""
         pending = self.begin(arrival)
         if not isinstance(pending, Pending):
             return pending
-        if self.tokenize is not None and not pending.plans and not pending.ids:
+        if self.parity is not None and not self.parity.trusts(pending.model):
+            pending = msgspec.structs.replace(pending, plans=())
+        known = pending.plans or pending.ids or pending.media
+        if self.tokenize is not None and not known:
             return self._ask(self.tokenize, pending)
         if pending.needs_offload:
             return asyncio.to_thread(self.finish, pending)
         return self.finish(pending)
 
     async def _ask(self, tokenize: Tokenize, pending: Pending) -> ReadRequest:
-        arrival = pending.arrival
-        ids = await tokenize(pending.model, arrival.path, arrival.body)
+        asked = question(pending.body, pending.arrival.body, self.own.text(pending.body))
+        ids = None if asked is None else await tokenize(pending.model, asked)
         return self._request(pending, [] if ids is None else [Prompt([ids])])
 
     def begin(self, arrival: Arrival) -> Pending | NotForUs | BadRequest:
@@ -127,10 +120,9 @@ class Reader:
         wishes = read_wishes(arrival.headers, self.headers, body)
         if isinstance(wishes, BadRequest):
             return wishes
-        served, adapter = self._names.get(body.model, (None, None))
-        model = body.model if served is None else served.name
-        text = None if served is None else served.text
-        plans, ids, media = self._plans(body, text)
+        model, adapter = self.own.named(body.model)
+        text = self.own.text(body)
+        plans, ids, media = self.own.plans(body)
         missing = sum(plan.missing_bytes for plan in plans)
         return Pending(
             arrival=arrival,
@@ -138,7 +130,7 @@ class Reader:
             wishes=wishes,
             model=model,
             adapter=adapter,
-            wraps=isinstance(body.prompt, RawPrompts) and body.prompt.specials,
+            wraps=wraps(body.prompt),
             plans=plans,
             ids=ids,
             media=media,
@@ -149,12 +141,26 @@ class Reader:
         """Tokenize what is missing and make the keys."""
         if not pending.plans:
             return self._request(pending, [Prompt([ids]) for ids in pending.ids])
-        text = self._names[pending.body.model][0].text
+        text = self.own.text(pending.body)
         assert text is not None
         prompts = [text.segments.finish(plan) for plan in pending.plans]
         if pending.wraps:
             prompts = [Prompt([text.tokenizer.wrapped(one.whole())]) for one in prompts]
-        return self._request(pending, prompts)
+        read = self._request(pending, prompts)
+        if self.parity is not None and read.request.tokens_are_exact and len(prompts) == 1:
+            self._offer(self.parity, pending, prompts[0])
+        return read
+
+    def _offer(self, parity: Parity, pending: Pending, prompt: Prompt) -> None:
+        arrival, model = pending.arrival, pending.model
+        if pending.body.size <= LARGEST and parity.wants(model, arrival.at):
+            sample = Sample(model=model, path=arrival.path, sent=arrival.body, prompt=prompt)
+            parity.offer(sample, arrival.at)
+
+    def doubt(self, model: str) -> None:
+        """Compare this model's tokens soon: an answer reported another number than ours."""
+        if self.parity is not None:
+            self.parity.doubt(model)
 
     def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:
         """Take from an answer's usage how many bytes of body a token of this model takes."""
@@ -162,25 +168,6 @@ class Reader:
             before = self._bytes_per_token.get(model, FIRST_BYTES_PER_TOKEN)
             step = _WEIGHT * (size / prompt_tokens - before)
             self._bytes_per_token[model] = before + step
-
-    def _plans(
-        self, body: Body, text: ModelText | None
-    ) -> tuple[Sequence[Plan], Sequence[TokenIds], int]:
-        """Look up the prompts' segments; count the media among them."""
-        if isinstance(body.prompt, RawPrompts):
-            if body.prompt.ids:
-                return (), body.prompt.ids, 0
-            rendered = [Rendered(text=prompt.encode()) for prompt in body.prompt.texts]
-        elif text is not None:
-            try:
-                rendered = [text.render(body.prompt)]
-            except TemplateError as problem:
-                LOG.info("no text by the template", extra={"model": body.model, "why": problem})
-                return (), (), 0
-        if text is None:
-            return (), (), 0
-        plans = [text.segments.plan(prompt.text) for prompt in rendered]
-        return plans, (), sum(len(prompt.media) for prompt in rendered)
 
     def _request(self, pending: Pending, prompts: Sequence[Prompt]) -> ReadRequest:
         body, wishes, arrival = pending.body, pending.wishes, pending.arrival

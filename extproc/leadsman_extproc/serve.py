@@ -86,6 +86,8 @@ class Service:
 
     def _end(self, grant: Grant) -> None:
         self.outcomes.ended(grant)
-        prompt_tokens = grant.usage.prompt_tokens
-        if prompt_tokens and not grant.request.tokens_are_exact:
-            self.reads.learn(grant.request.model, grant.body_size, prompt_tokens)
+        request, prompt_tokens = grant.request, grant.usage.prompt_tokens
+        if prompt_tokens and not request.tokens_are_exact:
+            self.reads.learn(request.model, grant.body_size, prompt_tokens)
+        elif prompt_tokens and prompt_tokens != request.prompt_tokens:
+            self.reads.doubt(request.model)

@@ -20,6 +20,8 @@ class Settings:
     ends_early: end streams after the first token where that is safe; needs the access log.
         False on agentgateway, which answers 500 (agentgateway#3436).
     journal: folder of decisions.jsonl and outcomes.jsonl.
+    parity_every: between two requests of a model whose tokens an engine is asked for, to compare
+        them with ours; null: none are, and engines are asked for those of probes alone.
     """
 
     listen: str = "0.0.0.0:9002"
@@ -31,3 +33,4 @@ class Settings:
     drain: Seconds = 30.0
     metrics_port: int | None = None
     journal: Path | None = None
+    parity_every: Seconds | None = 30.0

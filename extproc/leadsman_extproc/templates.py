@@ -14,20 +14,15 @@ Source: transformers 5.24 utils/chat_template_utils.py, render_jinja_template, a
 tokenization_utils_base.py, apply_chat_template; vLLM 0.33 renderers/hf.py.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 import msgspec
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leadsman_extproc.body import JsonObject
 from leadsman_extproc.content_format import iterates_content
+from leadsman_extproc.sandbox import ENVIRONMENT
 
 ContentFormat: TypeAlias = Literal["string", "openai"]
 
@@ -63,10 +58,10 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
-            self._template = _ENVIRONMENT.from_string(source)
+            self._template = ENVIRONMENT.from_string(source)
             # Jinja's own chain of maps is walked field by field for every text: 12 us.
             self._template.globals = dict(self._template.globals)
-            tree = _ENVIRONMENT.parse(source)
+            tree = ENVIRONMENT.parse(source)
         except jinja2.TemplateError as problem:
             raise TemplateError(f"the chat template does not compile: {problem}") from problem
         self.source = source
@@ -86,8 +81,9 @@ class ChatTemplate:
         twice the memory and is slow to encode, its pieces are not.
         """
         messages = [_without_nulls(message) for message in chat.messages]
+        said = ""
         if chat.continue_final_message:
-            messages[-1] = _marked(messages[-1], self.source)
+            messages[-1], said = _marked(messages[-1], self.source)
         names = self._special_tokens | dict(chat.variables)
         names |= {"messages": messages, "add_generation_prompt": chat.add_generation_prompt}
         names.setdefault("documents", None)
@@ -105,7 +101,7 @@ class ChatTemplate:
             raise TemplateError(str(problem)) from problem
         except RecursionError as problem:
             raise TemplateError("the conversation is nested too deeply") from problem
-        return [_until_mark("".join(pieces))] if chat.continue_final_message else pieces
+        return [_until_mark("".join(pieces), said)] if chat.continue_final_message else pieces
 
 
 def _takes_system_anywhere(template: jinja2.Template) -> bool:
@@ -123,69 +119,6 @@ def _takes_system_anywhere(template: jinja2.Template) -> bool:
     return True
 
 
-class _Generation(jinja2.ext.Extension):
-    """The tag that marks what an assistant said; only training needs the mark."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's own type)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """transformers' environment; a key of a plain dictionary is found without a failing getattr.
-
-    Jinja asks for the attribute first and catches that there is none: 1 us a field, and a
-    conversation has hundreds of them.
-    """
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in _METHODS:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Make the environment that transformers compiles templates in.
-
-    Nothing is escaped: the text goes to a tokenizer, never to a browser.
-    """
-    environment = _Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (templates pass it by position too)
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)  # noqa: DTZ005  (engines write their local time)
-
-
-_METHODS: Final = frozenset(dir(dict))
-_ENVIRONMENT: Final = _environment()
-
-
 def _without_nulls(message: JsonObject) -> JsonObject:
     """Drop keys that are null, and tell reasoning under each name that templates read."""
     if len(message) == 2 and type(message.get("content")) is str:
@@ -197,25 +130,26 @@ def _without_nulls(message: JsonObject) -> JsonObject:
     return {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
 
-def _marked(message: JsonObject, source: str) -> JsonObject:
+def _marked(message: JsonObject, source: str) -> tuple[JsonObject, str]:
     """Mark the end of the final message's text, so that what follows it can be cut off."""
     content = message.get("content")
     if "content" not in source or content is None:
         raise TemplateError("there is no final message to continue")
     if isinstance(content, str):
-        return {**message, "content": content + _CONTINUE}
+        return {**message, "content": content + _CONTINUE}, content
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         if "text" in parts[index]:
-            parts[index] = {**parts[index], "text": parts[index]["text"] + _CONTINUE}
-            return {**message, "content": parts}
+            said = parts[index]["text"]
+            parts[index] = {**parts[index], "text": said + _CONTINUE}
+            return {**message, "content": parts}, said
     raise TemplateError("there is no text in the final message to continue")
 
 
-def _until_mark(text: str) -> str:
+def _until_mark(text: str, said: str) -> str:
     """Cut the text at the mark; a template that trims the message trims the mark's space too."""
     at = text.rfind(_CONTINUE.strip())
-    if at < 0:
+    if at < 0 or said.strip() not in text:
         raise TemplateError("the template does not show the final message")
     spaced = text.startswith(_CONTINUE, at)
     return text[:at] if spaced else text[:at].rstrip()

@@ -3,6 +3,7 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from leadsman.records import WorkerSeen
 from leadsman_cli.config import Config, FleetSpec, read_config
 from leadsman_cli.serve import Plan, serving
 from leadsman_cli.tokenize import EngineTokenizer
+from leadsman_extproc.asking import Question
 from leadsman_extproc.settings import Settings
 from leadsman_fleet.client import FleetClient, Target
 from leadsman_operator.manifest import EndpointSpec
@@ -63,47 +65,86 @@ async def test_a_further_replica_follows_the_same_fleet(engine):
     assert first.endpoint == engine.address
 
 
-async def test_an_engine_says_which_tokens_a_body_becomes(engine):
-    async with aiohttp.ClientSession() as http:
-        tokenizer = EngineTokenizer(http=http, endpoint_of=lambda _: engine.address)
-
-        ids = await tokenizer("m", "/v1/chat/completions", b"{}")
-
-    assert ids.dtype == np.uint32
-    assert ids.tolist() == [5, 6]
+CHAT = "/v1/chat/completions"
+ASKED = Question(path=CHAT, sent=b'{"sent": 1}', tokenize=b'{"asked": 1}')
 
 
-async def test_a_body_of_megabytes_is_tokenized_too(engine):
-    async with aiohttp.ClientSession() as http:
-        tokenizer = EngineTokenizer(http=http, endpoint_of=lambda _: engine.address)
+@asynccontextmanager
+async def asked(routes, question=ASKED):
+    """An engine with these routes, and what it says; the bodies it got are beside its answers."""
+    got = []
 
-        ids = await tokenizer("m", "/v1/completions", b"x" * (3 << 20))
+    def handler(path, status, body):
+        async def handle(request):
+            got.append((path, await request.read()))
+            return web.Response(text=json.dumps(body), status=status)
 
-    assert ids is not None
+        return handle
+
+    app = web.Application(client_max_size=8 << 20)
+    app.add_routes([web.post(path, handler(path, *answer)) for path, answer in routes.items()])
+    async with TestServer(app) as server, aiohttp.ClientSession() as http:
+        engine = f"127.0.0.1:{server.port}"
+        tokenizer = EngineTokenizer(http=http, ready=lambda model: [engine] * (model == "m"))
+        yield tokenizer, got
+
+
+async def test_an_engine_is_asked_for_a_rendering_and_where_it_has_none_for_tokens():
+    routes = {CHAT + "/render": (403, {}), "/tokenize": (200, {"count": 2, "tokens": [5, 6]})}
+    async with asked(routes) as (tokenizer, got):
+        first = await tokenizer("m", ASKED)
+
+        second = await tokenizer("m", ASKED)
+
+    assert first.dtype == np.uint32
+    assert first.tolist() == second.tolist() == [5, 6]
+    tokenize = ("/tokenize", b'{"asked": 1}')
+    assert got == [(CHAT + "/render", b'{"sent": 1}'), tokenize, tokenize]
+
+
+@pytest.mark.parametrize("answer", [{"token_ids": [7]}, [{"token_ids": [7]}]])
+async def test_a_rendering_says_the_tokens_of_the_body_as_it_was_sent(answer):
+    async with asked({CHAT + "/render": (200, answer)}) as (tokenizer, got):
+        ids = await tokenizer("m", ASKED)
+
+    assert ids.tolist() == [7]
+    assert got == [(CHAT + "/render", b'{"sent": 1}')]
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "path", "is_there"),
+    ("answer", "status", "model"),
     [
-        ({"tokens": [1]}, 500, "/v1/completions", True),
-        ({"tokens": "abc"}, 200, "/v1/completions", True),
-        ({"tokens": [-1]}, 200, "/v1/completions", True),
-        ({"tokens": [1]}, 200, "/v1/messages", True),
-        ({"tokens": [1]}, 200, "/v1/completions", False),
+        ({"tokens": [1]}, 500, "m"),
+        ({"tokens": "abc"}, 200, "m"),
+        ({"tokens": [-1]}, 200, "m"),
+        ({"count": 1}, 200, "m"),
+        ([], 200, "m"),
+        ({"tokens": [1]}, 200, "another"),
     ],
 )
-async def test_where_no_engine_can_say_there_are_no_tokens(
-    answering, answer, status, path, is_there
-):
-    app = web.Application()
-    app.add_routes([web.post("/tokenize", answering(answer, status))])
-    async with TestServer(app) as server, aiohttp.ClientSession() as http:
-        address = f"127.0.0.1:{server.port}" if is_there else None
-        tokenizer = EngineTokenizer(http=http, endpoint_of=lambda _: address)
-
-        ids = await tokenizer("m", path, b"{}")
+async def test_where_no_engine_can_say_there_are_no_tokens(answer, status, model):
+    async with asked({"/tokenize": (status, answer)}) as (tokenizer, _):
+        ids = await tokenizer(model, ASKED)
 
     assert ids is None
+
+
+async def test_a_body_of_megabytes_is_asked_about_too():
+    large = Question(path=CHAT, sent=b"x" * (3 << 20), tokenize=b"{}")
+    async with asked({CHAT + "/render": (200, {"token_ids": [7]})}) as (tokenizer, got):
+        ids = await tokenizer("m", large)
+
+    assert ids.tolist() == [7]
+    assert got == [(CHAT + "/render", large.sent)]
+
+
+async def test_what_tokenize_does_not_take_is_not_asked_of_it():
+    question = Question(path="/v1/messages", sent=b"{}", tokenize=None)
+    async with asked({"/tokenize": (200, {"tokens": [1]})}) as (tokenizer, got):
+        ids = await tokenizer("m", question)
+
+    assert ids is None
+    assert got == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

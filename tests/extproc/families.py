@@ -82,21 +82,30 @@ def _mistral() -> dict[str, str]:
     return json.loads(written.stdout)
 
 
-EDGES = [" a ", "\n\nb\n", "{{ x }}", "é世", '"\\', "<b>&'", "/nothink", "x " * 300, "\u2028", "👩‍🔧"]
+EDGES = [
+    " a ", "\n\nb\n", "  \n", "{{ x }}", "é世", '"\\', "<b>&'", "/nothink", "x " * 300, "\u2028",
+    "e\u0301\u200b", "\u00a0\t\x07", "👩\u200d🔧", "עברית", "1234567 8.5e3",
+    "def f(x):\n    return x\n", "```json\n{}\n```",
+    "it's", "Hello, how are you?", "\r\n", "\U0010ffff",
+]  # fmt: skip
 NAMES = st.sampled_from(["get_weather", "f", "a.b", "größe"])
 
 
+@cache
 def texts(family: str) -> st.SearchStrategy[str]:
-    marks = st.sampled_from(EDGES + TOKENS[family])
-    return st.lists(st.text(max_size=8) | marks, min_size=1, max_size=3).map("".join)
+    """Short texts; now and then any, mostly what templates and tokenizers stumble over."""
+    some = st.sampled_from(EDGES + TOKENS[family])
+    return some | st.builds(str.__add__, some, some) | st.text(max_size=4)
 
 
+@cache
 def values(text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
     leaf = st.none() | st.booleans() | st.integers(-99, 99) | st.sampled_from([0.5, 1e30]) | text
     inner = st.lists(leaf, max_size=2) | st.dictionaries(text, leaf, max_size=2)
     return leaf | inner
 
 
+@cache
 def tools(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
     schema = st.fixed_dictionaries(
         {"type": st.just("object"), "properties": st.dictionaries(text, values(text), max_size=2)},
@@ -110,6 +119,7 @@ def tools(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
     return st.lists(tool, min_size=1, max_size=2)
 
 
+@cache
 def calls(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
     given = st.dictionaries(NAMES | text, values(text), max_size=2)
     arguments = st.builds(json.dumps, given, ensure_ascii=st.booleans()) | given
@@ -129,6 +139,7 @@ def calls(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
     )
 
 
+@cache
 def parts(text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
     part = st.builds(lambda t: {"type": "text", "text": t}, text)
     return text | st.lists(part, min_size=1, max_size=3)
@@ -141,8 +152,8 @@ def _turn(draw: st.DrawFn, text: Any, content: Any, feature: str) -> list[Any]:
     answer: dict[str, Any] = {"role": "assistant", "content": draw(content)}
     if feature in ("calls", "all"):
         asked = draw(calls(text))
-        empty = st.sampled_from([{"content": None}, {"content": ""}, {}])
-        step = draw(empty | st.builds(lambda c: {"content": c}, content))
+        none = [{"content": None}, {"content": ""}, {}]
+        step = draw(st.sampled_from([*none, {"content": draw(content)}]))
         turn.append({"role": "assistant", "tool_calls": asked, **step})
         turn += [
             {"role": "tool", "tool_call_id": call["id"], "content": draw(content)} for call in asked
@@ -156,20 +167,30 @@ def _turn(draw: st.DrawFn, text: Any, content: Any, feature: str) -> list[Any]:
     return [*turn, answer]
 
 
+turns = cache(_turn)
+
+
 @st.composite
 def bodies(draw: st.DrawFn, family: str, feature: str) -> dict[str, Any]:
-    """The body of a chat request, of one feature or of all."""
+    """The body of a chat request, of one feature or of all.
+
+    Strategies are made once: making them anew for each body takes most of the time.
+    """
     text = texts(family)
     content = parts(text) if feature in ("parts", "all") else text
     system = {"role": "system", "content": draw(content)}
     messages: list[Any] = [system] if draw(st.booleans()) else []
     for _ in range(draw(st.integers(1, 3))):
-        messages += draw(_turn(text, content, feature))
+        messages += draw(turns(text, content, feature))
     fields: dict[str, Any] = {}
     if feature in ("tools", "calls", "all"):
         fields["tools"] = draw(tools(text))
     if feature == "continued":
-        return {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+        return {
+            "messages": messages,
+            "add_generation_prompt": False,
+            "continue_final_message": True,
+        }
     if feature in ("variables", "all"):
         fields |= draw(variables(text))
     ended = feature == "unprompted" or (feature == "all" and draw(st.booleans()))
@@ -178,13 +199,13 @@ def bodies(draw: st.DrawFn, family: str, feature: str) -> dict[str, Any]:
     return {"messages": [*messages, {"role": "user", "content": draw(content)}], **fields}
 
 
+@cache
 def variables(text: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
     names: dict[str, st.SearchStrategy[Any]] = {
         name: st.booleans()
         for name in ("enable_thinking", "thinking", "preserve_thinking", "tools_in_user_message")
     }
-    names["date_string"] = text
-    given = st.fixed_dictionaries({}, optional=names)
+    given = st.fixed_dictionaries({"date_string": text}, optional=names)
     effort = st.sampled_from(["none", "low", "medium", "high"])
     return st.fixed_dictionaries(
         {"chat_template_kwargs": given}, optional={"reasoning_effort": effort}
@@ -194,3 +215,48 @@ def variables(text: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]
 FEATURES = (
     "plain", "parts", "tools", "calls", "reasoning", "variables", "continued", "unprompted", "all",
 )  # fmt: skip
+
+
+@cache
+def blocks(text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """One block of an Anthropic message's content."""
+    said = st.fixed_dictionaries(
+        {"type": st.just("text"), "text": text},
+        optional={"cache_control": st.just({"type": "ephemeral"})},
+    )
+    thought = st.builds(lambda t: {"type": "thinking", "thinking": t, "signature": "s"}, text)
+    given = st.dictionaries(text, values(text), max_size=2)
+    use = st.builds(
+        lambda n, g: {"type": "tool_use", "id": "call", "name": n, "input": g}, NAMES, given
+    )
+    result = st.fixed_dictionaries(
+        {"type": st.just("tool_result"), "tool_use_id": st.just("call")},
+        optional={"content": text | st.none() | st.lists(said, max_size=2)},
+    )
+    return st.one_of(said, thought, use, result)
+
+
+def anthropic() -> st.SearchStrategy[dict[str, Any]]:
+    """The body of a request of the Messages API."""
+    billing = "x-anthropic-billing-header: cc_version=1"
+    text = texts("qwen") | st.sampled_from([billing, billing + "\nBe brief."])
+    content = text | st.lists(blocks(text), max_size=3)
+    system = text | st.lists(st.builds(lambda t: {"type": "text", "text": t}, text), max_size=2)
+    message = st.builds(
+        lambda role, content: {"role": role, "content": content},
+        st.sampled_from(["user", "assistant"]),
+        content,
+    ) | st.builds(lambda content: {"role": "system", "content": content}, system)
+    tool = st.fixed_dictionaries(
+        {"name": NAMES, "input_schema": st.dictionaries(text, values(text), max_size=2)},
+        optional={"description": text, "strict": st.booleans()},
+    )
+    return st.fixed_dictionaries(
+        {"max_tokens": st.just(5), "messages": st.lists(message, min_size=1, max_size=4)},
+        optional={
+            "system": system,
+            "tools": st.lists(tool, max_size=2),
+            "thinking": st.just({"type": "disabled"}),
+            "output_config": st.just({"effort": "low"}),
+        },
+    )

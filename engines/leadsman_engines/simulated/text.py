@@ -13,21 +13,19 @@ Source: transformers utils/chat_template_utils.py (the environment); vLLM 0.32 r
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
+
+from leadsman_engines.simulated.template_environment import template_environment
 
 VOCABULARY = 256
 """Distinct words that a simulated model knows."""
 
+_MARK = "\u2063continue here\u2063"
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -93,7 +91,7 @@ class FileTokenizer:
             for name, value in config.items()
             if name.endswith("_token") and value
         }
-        environment = _environment()
+        environment = template_environment()
         self._wants_parts = text is not None and _loops_over_content(environment.parse(text))
         self._template = None if text is None else environment.from_string(text)
         end = self._fast.token_to_id(self._special.get("eos_token", ""))
@@ -122,10 +120,14 @@ class FileTokenizer:
             raise BadTemplateInputError("the tokenizer has no chat template, and none was given")
         shaped = [_shaped(message, parts=self._wants_parts) for message in messages]
         names = {"add_generation_prompt": True, "tools": None, "documents": None} | dict(options)
+        continues = names.pop("continue_final_message", False)
+        if continues:
+            _mark(shaped[-1])
         try:
-            return self._template.render(messages=shaped, **self._special, **names)
+            text = self._template.render(messages=shaped, **(self._special | names))
         except (TemplateError, TypeError, KeyError) as error:
             raise BadTemplateInputError(str(error)) from error
+        return _up_to_mark(text) if continues else text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Name each token as the vocabulary spells it."""
@@ -144,23 +146,58 @@ def _template_text(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _shaped(message: Mapping[str, Any], *, parts: bool) -> dict[str, Any]:
-    """Give a message's content the form that the template reads, and tool arguments as objects."""
-    shaped = dict(message)
-    content = message.get("content")
-    if parts and isinstance(content, str):
-        shaped["content"] = [{"type": "text", "text": content}]
-    elif not parts:
-        shaped["content"] = _joined(content)
+    """Give a message the form that the template reads: nothing that is null, arguments as objects.
+
+    A tool's result is always text. Reasoning is told under each name that templates know.
+    """
+    role, content = message["role"], message.get("content")
+    shaped: dict[str, Any] = {"role": role, "content": _joined(content)}
+    if parts and role != "tool":
+        texts = [content] if isinstance(content, str) else content or []
+        shaped["content"] = [_text_part(one) for one in texts]
     calls = message.get("tool_calls")
     if calls:
         shaped["tool_calls"] = [_with_object_arguments(call) for call in calls]
-    return shaped
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if role == "assistant" and reasoning is not None:
+        names = ("thinking", "reasoning", "reasoning_content")
+        shaped |= dict.fromkeys(names, reasoning)
+    kept = {name: message[name] for name in ("name", "tool_call_id") if message.get(name)}
+    return shaped | kept
+
+
+def _text_part(part: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": part if isinstance(part, str) else part.get("text")}
+
+
+def _mark(message: dict[str, Any]) -> None:
+    """Put a mark behind the text that a reply is to continue."""
+    content = message["content"]
+    if isinstance(content, str):
+        message["content"] = content + _MARK + " "
+    elif content:
+        content[-1] = {"type": "text", "text": content[-1]["text"] + _MARK + " "}
+
+
+def _up_to_mark(text: str) -> str:
+    """Leave the text of the last message open; where the template trims it, it ends trimmed."""
+    before, mark, after = text.rpartition(_MARK)
+    if not mark:
+        raise BadTemplateInputError("the template does not show the message to be continued")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
-        function["arguments"] = json.loads(function["arguments"] or "{}")
+        try:
+            function["arguments"] = json.loads(function["arguments"])
+        except ValueError:
+            function["arguments"] = None
+    if not isinstance(function.get("arguments"), dict):
+        function["arguments"] = {}
     return dict(call) | {"function": function}
 
 
@@ -170,7 +207,8 @@ def _joined(content: object) -> str:
     if isinstance(content, str):
         return content
     assert isinstance(content, list)
-    return "\n".join(part["text"] for part in content if part.get("type") == "text")
+    texts = [part for part in content if isinstance(part, str) or part.get("type") == "text"]
+    return "\n".join(part if isinstance(part, str) else part["text"] for part in texts)
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
@@ -183,36 +221,3 @@ def _loops_over_content(tree: nodes.Template) -> bool:
         if isinstance(key, nodes.Const) and key.value == "content":
             return True
     return False
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks what a model said, for training; rendering ignores it."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> Node | list[Node]:
-        """Keep what is inside."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
-    return environment
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now(tz=UTC).astimezone().strftime(form)
