@@ -25,6 +25,13 @@ def _serve(argv: list[str]) -> int:
     return serve.main(argv)
 
 
+def _parity(argv: list[str]) -> int:
+    """Compare a model's tokens with a running engine's, and show where they differ."""
+    from leadsman_cli import parity
+
+    return parity.main(argv)
+
+
 def _simulate_engine(argv: list[str]) -> int:
     """Run a simulated engine that speaks as vLLM does."""
     from leadsman_engines.simulated import command
@@ -55,6 +62,7 @@ def _version(_argv: list[str]) -> int:
 COMMANDS: Final[dict[str, Command]] = {
     "demo": _demo,
     "serve": _serve,
+    "parity": _parity,
     "simulate-engine": _simulate_engine,
     "bench": _bench,
     "conformance": _conformance,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from leadsman.keys import block_keys, namespace_seed
 from leadsman.units import RequestId
+from leadsman_cli import parity
 from leadsman_cli.config import Config
 from leadsman_cli.serve import Plan, serving
 from leadsman_extproc.models import ServedModel, load_model
@@ -130,3 +131,24 @@ async def test_a_simulated_engine_has_our_tokens_for_every_probe(folder):
         await until(lambda: sum(counts.parity.values()) >= len(probes("m")))
 
     assert counts.parity == {"alike": len(probes("m"))}
+
+
+@pytest.mark.parametrize(
+    ("template", "status", "unlike"),
+    [("other.jinja", 0, 0), ("ours.jinja", 1, len(probes("m")))],
+)
+async def test_a_user_sees_where_the_tokens_begin_to_differ(
+    folder, capsys, template, status, unlike
+):
+    (folder / "ours.jinja").write_text(TEMPLATE)
+    (folder / "body.json").write_bytes(BODY)
+    options = ["--model", "m", "--folder", str(folder), "--chat-template", str(folder / template)]
+    async with simulated(folder, 0, "--chat-template", folder / "other.jinja") as port:
+        command = [*options, "--engine", f"127.0.0.1:{port}", str(folder / "body.json")]
+        ended = await asyncio.to_thread(parity.main, command)
+
+    printed = capsys.readouterr().out
+    assert ended == status
+    assert printed.count("unlike        at token 1 of") == unlike
+    assert printed.count("alike         ") == len(probes("m")) + 1 - unlike
+    assert ("Today is another day" in printed) == (status == 1)

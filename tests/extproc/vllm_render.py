@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,22 +53,24 @@ _CONFIG = {
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """A rendering server, asked over one connection."""
+    """A rendering server at `host:port`."""
 
-    connection: http.client.HTTPConnection
+    address: str
 
     def ids(self, path: str, body: dict[str, Any]) -> list[int] | None:
         """Say which tokens a body becomes; None where vLLM refuses it."""
-        headers = {"content-type": "application/json"}
-        self.connection.request("POST", path + "/render", json.dumps(body), headers)
-        response = self.connection.getresponse()
-        said = json.loads(response.read())
-        return said["token_ids"] if response.status == 200 else None
+        status, said = self._asked("POST", path + "/render", json.dumps(body))
+        return said["token_ids"] if status == 200 else None
 
     def version(self) -> str:
         """Say which vLLM it is."""
-        self.connection.request("GET", "/version")
-        return json.loads(self.connection.getresponse().read())["version"]
+        return self._asked("GET", "/version", None)[1]["version"]
+
+    def _asked(self, method: str, path: str, body: str | None) -> tuple[int, Any]:
+        with closing(http.client.HTTPConnection(self.address)) as connection:
+            connection.request(method, path, body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
 
 
 def serve(python: str, port: str) -> int:
