@@ -1,8 +1,9 @@
 """What an engine's `/metrics` page says of its load, its cache configuration, and its life.
 
 A page has hundreds of lines and is read twice a second from every engine, so only the lines of
-the few names that matter are looked for, and only those are parsed. A name that is absent gives
-None: an engine that does not say how full its cache is has not said that it is empty.
+the few names that matter are looked for, and only those are parsed, unless they were parsed before:
+an engine that idles says the same again. A name that is absent gives None: an engine that does not
+say how full its cache is has not said that it is empty.
 
 Source: vLLM 0.33 v1/metrics/loggers.py; prometheus/client_python, ProcessCollector.
 """
@@ -10,6 +11,7 @@ Source: vLLM 0.33 v1/metrics/loggers.py; prometheus/client_python, ProcessCollec
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 from leadsman.records import LoadSample
@@ -25,12 +27,16 @@ _SLEEP: Final = "vllm:engine_sleep_state"
 _CONFIG: Final = "vllm:cache_config_info"
 _STARTED: Final = "process_start_time_seconds"
 _NAMES: Final = (_RUNNING, _WAITING, _KV_USAGE, _PROMPT_TOKENS, _SLEEP, _CONFIG, _STARTED)
-_LINES: Final = re.compile(rb"^(?:%s)[{ ].*" % "|".join(_NAMES).encode(), re.MULTILINE)
+_LINES: Final = re.compile(rb"\n(?:%s)[{ ].*" % "|".join(_NAMES).encode())
+"""Begins with a letter that it must begin with, which is found four times as fast as `^` is."""
 
 
 @dataclass(slots=True)
 class RankMetrics:
-    """What one engine scheduler says; `prompt_tokens`: since it started."""
+    """What one engine scheduler says; `prompt_tokens`: since it started.
+
+    Not to be changed once read: pages that say the same share it.
+    """
 
     running: int | None = None
     waiting: int | None = None
@@ -85,10 +91,15 @@ class EngineMetrics:
 
 def read_metrics(page: bytes) -> EngineMetrics:
     """Read a page. ValueError where one of its lines that matter is no metric."""
+    return _read(b"".join(_LINES.findall(b"\n" + page)))
+
+
+@lru_cache(maxsize=1024)
+def _read(lines: bytes) -> EngineMetrics:
     ranks: dict[int, RankMetrics] = {}
     config: dict[str, str] = {}
     started_at: Seconds | None = None
-    for sample in _samples(page):
+    for sample in _samples(lines):
         if sample.name == _STARTED:
             started_at = sample.value
             continue
@@ -101,9 +112,8 @@ def read_metrics(page: bytes) -> EngineMetrics:
     return EngineMetrics(ranks=ranks, cache_config=config, started_at=started_at)
 
 
-def _samples(page: bytes) -> Iterator[Sample]:
-    lines = b"\n".join(_LINES.findall(page)).decode()
-    for family in text_string_to_metric_families(lines + "\n"):
+def _samples(lines: bytes) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(lines.decode()):
         yield from family.samples
 
 

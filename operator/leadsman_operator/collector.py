@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+_TOGETHER = 8
+"""Moments of an idle turn at which collectors wake: most of what waking costs is waking alone."""
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
 _NOT_UNDERSTOOD = (UnknownSettingError, EngineProtocolError, *_NO_ANSWER)
 
@@ -49,6 +51,7 @@ class Collector:
     def __init__(self, endpoint: Endpoint, around: Surroundings) -> None:
         self.roster = Roster(around.publish, around.clock)
         self._endpoint = endpoint
+        self._address = endpoint.address
         self._around = around
         self._timing = around.timing
         self._stir = asyncio.Event()
@@ -95,7 +98,7 @@ class Collector:
         return await discover(self._around.http, self._endpoint.url, self._endpoint.profile)
 
     def _worker(self, rank: DiscoveredRank) -> WorkerId:
-        address = self._endpoint.address
+        address = self._address
         return WorkerId(address if rank.dp_rank is None else f"{address}#{rank.dp_rank}")
 
     def _seen(self, rank: DiscoveredRank, address: str, page: EngineMetrics) -> WorkerSeen:
@@ -168,8 +171,9 @@ class Collector:
         """Wait for the next turn: soon while the engine works, or as soon as it does again."""
         if not is_busy:
             self._stir.clear()
+            idle = self._timing.idle_poll
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timing.idle_poll):
+                async with asyncio.timeout(idle - self._around.clock() % (idle / _TOGETHER)):
                     await self._stir.wait()
         await asyncio.sleep(asked_at + self._timing.poll - self._around.clock())
 

@@ -71,6 +71,24 @@ def test_without_a_start_time_a_counter_that_fell_is_another_life(tokens, is_ano
     assert after.is_of_another_life_than(before) is is_another
 
 
+def test_a_page_that_says_the_same_among_other_lines_reads_the_same():
+    page = read_metrics(PAGE)
+
+    again = read_metrics(b"vllm:generation_tokens_total 7\n" + PAGE + b"python_info 1\n")
+
+    assert again == page
+
+
+def test_the_first_and_the_last_line_count_too():
+    page = read_metrics(
+        b'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_waiting{engine="0"} 2'
+    )
+
+    assert page.load(0, "w", 7.0) == LoadSample(
+        worker="w", at=7.0, running=1, waiting=2, kv_usage=None
+    )
+
+
 def test_an_empty_page_says_nothing():
     page = read_metrics(b"")
 
