@@ -156,6 +156,9 @@ class CacheIndex:
         four times the longest match).
         """
         asked, columns = self._columns.of(workers)
+        if not keys.size or not self._table.has(int(keys[0])):
+            nothing = np.zeros(len(asked), dtype=np.int64)
+            return Match(workers=asked, gpu=nothing, any_tier=nothing)
         tiers = list(self._tiers.values())
         gpu = leading_runs(keys, self._table, tiers[:1], self._columns.credited)[columns]
         either = gpu

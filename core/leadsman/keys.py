@@ -41,6 +41,8 @@ _SECOND_INVERSE: Final = pow(_SECOND, -1, 2**64)
 _STEP: Final = 0xD1342543DE82EF95
 _STEP_INVERSE: Final = pow(_STEP, -1, 2**64)
 _MULTIPLIER_SEED: Final = 0x1EAD5A11
+_FEW: Final = 16
+"""Up to so many blocks are sooner named one by one than together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ def namespace_seed(
     return int.from_bytes(digest.digest(), "little")
 
 
+@lru_cache(maxsize=4096)
 def root_key(seed: int, block_size: Tokens) -> BlockKey:
     """Name the empty prefix: what `extend_keys` goes on from at a prompt's first block."""
     return mix(mix(seed ^ _size_term(block_size)))
@@ -88,18 +91,31 @@ def extend_keys(
     depth = len(tokens) // block_size
     if depth == 0:
         return np.empty(0, dtype=np.uint64)
-    multipliers, powers, inverses = _multipliers(block_size), *_powers(depth)
-    hashes = tokens[: depth * block_size].reshape(depth, block_size).astype(np.uint64) @ multipliers
+    blocks = tokens[: depth * block_size].reshape(depth, block_size)
+    hashes: Keys = blocks.astype(np.uint64) @ _multipliers(block_size)
     hashes += np.uint64(_size_term(block_size))
     for item in items:
         if 0 <= item.offset < depth * block_size:
             block = item.offset // block_size
             hashes[block] = int(hashes[block]) + _item_term(item, block_size) & _WORD
+    return _one_by_one(hashes, parent) if depth <= _FEW else _together(hashes, parent)
+
+
+def _one_by_one(hashes: Keys, parent: BlockKey) -> Keys:
+    running, keys = unmix(parent), []
+    for word in hashes.tolist():
+        running = running * _STEP + mix(word) & _WORD
+        keys.append(mix(running) or 1)
+    return np.array(keys, dtype=np.uint64)
+
+
+def _together(hashes: Keys, parent: BlockKey) -> Keys:
+    powers, inverses = _powers(hashes.size)
     _mix_all(hashes)
-    hashes *= inverses[1 : depth + 1]
+    hashes *= inverses[1 : hashes.size + 1]
     sums: Keys = np.cumsum(hashes, dtype=np.uint64)
     sums += np.uint64(unmix(parent))
-    sums *= powers[1 : depth + 1]
+    sums *= powers[1 : sums.size + 1]
     _mix_all(sums)
     np.maximum(sums, np.uint64(1), out=sums)
     return sums
@@ -135,6 +151,7 @@ def _encoded(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
+@lru_cache(maxsize=64)
 def _size_term(block_size: Tokens) -> int:
     return mix(block_size)
 

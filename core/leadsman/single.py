@@ -32,6 +32,10 @@ class SingleKeyTable(KeyTable):
                 return buckets * WIDE
             bucket = (bucket + 1) % buckets
 
+    def has(self, key: BlockKey) -> bool:
+        """Tell whether a key has a row."""
+        return bool(self.row_at(self.find_one(key)))
+
     def row_at(self, slot: int) -> int:
         """Read the row of a slot that `find_one` gave."""
         return int(self._rows[slot])

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leadsman.keys import (
+    _FEW,
     MultimodalItem,
     _content_word,
     _multipliers,
@@ -28,7 +29,8 @@ def ids(tokens):
 @st.composite
 def prompts(draw):
     size = draw(sizes)
-    tokens = draw(st.lists(token_ids, max_size=6 * size))
+    more = draw(st.sampled_from([0, _FEW])) if size <= 3 else 0
+    tokens = draw(st.lists(token_ids, min_size=more * size, max_size=(more + 6) * size))
     offsets = st.integers(-size, max(len(tokens), 1))
     items = draw(
         st.lists(st.builds(MultimodalItem, content=st.text(max_size=3), offset=offsets), max_size=3)
