@@ -130,7 +130,7 @@ class Soundings:
 
     def fallbacks(self, chosen: int, most: int = 3) -> tuple[str, ...]:
         """Endpoints to try after the chosen one: by price, then by floor where none was made."""
-        by_floor = np.argsort(self.floors)[: most + 1 + len(self._made)].tolist()
+        by_floor = self.floors.argsort()[: most + 1 + len(self._made)].tolist()
         order = dict.fromkeys([chosen, *self.by_ttft(), *by_floor])
         workers = self.candidates.workers
         endpoints = dict.fromkeys(workers[index].endpoint for index in order)

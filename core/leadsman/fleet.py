@@ -4,8 +4,8 @@ A `Fleet` is fed with records, whoever wrote them, and asked for decisions. A de
 work at the moment of the pick, so that the next request of a burst sees it.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import assert_never
 
@@ -52,7 +52,7 @@ class Fleet:
         self.workers: dict[WorkerId, WorkerState] = {}
         self.index = CacheIndex()
         self._lengths: dict[str, Lengths] = {}
-        self._returns: dict[str, Returns] = {}
+        self._returns: defaultdict[str, Returns] = defaultdict(Returns)
         self._homes: dict[str, WorkerId] = {}
         self._families = Families()
         self._standings: dict[str, Standing] = {}
@@ -63,12 +63,12 @@ class Fleet:
     def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
         """Admit the request on one worker and reserve its work there, or refuse it."""
         candidates = self.candidates(request, now)
-        request = replace(request, family=self._families.of(request, candidates.cached))
+        family = self._families.of(request, candidates.cached)
         decision = decide(request, candidates, budget, now, rng)
         if isinstance(decision, Admitted):
             state = self.workers[decision.worker]
             assert decision.prediction is not None, "decide always predicts what it admits"
-            state.reserve(request, decision.prediction.price, now)
+            state.reserve(request, decision.prediction.price, now, family)
             self._settle(request.session, decision.worker)
         return decision
 
@@ -84,14 +84,13 @@ class Fleet:
             wait_floors=wait,
             measured=measured,
             home=self._homes.get(request.session) if request.session is not None else None,
-            returns=self._returns.setdefault(request.model, Returns()),
+            returns=self._returns[request.model],
         )
         return everyone.at(standing.able(request.prompt_tokens, request.endpoints))
 
     def block_sizes(self, model: str) -> tuple[Tokens, ...]:
         """Say which block sizes the workers of a model have."""
-        sizes = {s.settings.block_size for s in self.workers.values() if s.settings.model == model}
-        return tuple(sorted(sizes))
+        return tuple(self._standing(model).by_size)
 
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""

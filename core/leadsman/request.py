@@ -14,7 +14,6 @@ class Request:
         and nothing is credited on workers of that size.
     tokens_are_exact: False where `prompt_tokens` is an estimate.
     waited: seconds that the caller has already waited before `arrived_at`.
-    family: names the requests whose answers tend to be as long as this one's; None: unknown.
     reads_cache: False where the engine will not read its prefix cache (prompt logprobs).
     endpoints: the only `ip:port` that may serve it, by the gateway's subset hint; None: any.
     """
@@ -35,7 +34,6 @@ class Request:
     ttft_objective: Seconds | None = None
     prefers_cache: bool = False
     reads_cache: bool = True
-    family: BlockKey | None = None
     endpoints: frozenset[str] | None = None
     _listed: dict[Tokens, list[BlockKey]] = field(default_factory=dict, repr=False, compare=False)
 

@@ -14,6 +14,7 @@ Deliberately not here: any weight on load or cache beside the price, which has b
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -43,11 +44,10 @@ class Choice:
 def route(soundings: Soundings, budget: Budget, rng: Random) -> Choice:
     """Choose among one or more ready candidates."""
     candidates = soundings.candidates
-    everyone = np.arange(len(candidates.workers))
-    most = int(candidates.cached.max())
-    if soundings.request.prefers_cache and most > 0:
-        warm = everyone[candidates.cached == most]
+    if soundings.request.prefers_cache and (most := candidates.cached.max()) > 0:
+        warm = np.flatnonzero(candidates.cached == most)
         return Choice(index=_cheapest(soundings, warm, rng, home=None), because="cache")
+    everyone = np.arange(len(candidates.workers))
     home = _home(candidates)
     below = math.inf
     if home is not None:
@@ -88,11 +88,10 @@ def by_floor(floors: Floats, among: Ints, rng: Random) -> Iterator[int]:
 
     Of a group of the same floor at most MOST_REPLAYS are given: no more can be asked.
     """
-    order = among[np.argsort(floors[among])]
-    ranked = floors[order]
+    order = among[floors[among].argsort()]
+    places, ranked = order.tolist(), floors[order].tolist()
     start = 0
-    while start < len(order):
-        lowest = float(ranked[start])
-        end = int(np.searchsorted(ranked, lowest + same(lowest), side="right"))
-        yield from rng.sample(order[start:end].tolist(), min(end - start, MOST_REPLAYS))
+    while start < len(places):
+        end = bisect_right(ranked, ranked[start] + same(ranked[start]), start)
+        yield from rng.sample(places[start:end], min(end - start, MOST_REPLAYS))
         start = end

@@ -24,12 +24,12 @@ class Standing:
         self.states = list(states)
         self.by_size: dict[Tokens, tuple[Ints, tuple[WorkerId, ...]]] = {}
         sizes = [state.settings.block_size for state in states]
-        for size in set(sizes):
+        for size in sorted(set(sizes)):
             places = np.array([i for i, other in enumerate(sizes) if other == size])
             self.by_size[size] = places, tuple(states[i].worker for i in places)
         self._lengths = np.array([state.settings.max_model_len for state in states])
         rows = [state.standing() for state in states]
-        self._columns = np.array(rows, dtype=np.float64).reshape(-1, 8).T
+        self._columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
 
     def able(self, prompt_tokens: Tokens, endpoints: Collection[str] | None) -> Ints | None:
         """Find who may serve a prompt; None: all.
@@ -54,12 +54,12 @@ class Standing:
         request waits while it is on its way counts once.
         """
         self._refresh()
-        s, a, b, t0, budget, busy_until, waits_until, is_measured = self._columns
+        s, a, half_b, t0, budget, busy_until, is_measured = self._columns
         arrival = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * prompt_tokens
         new = prompt_tokens - cached
-        own: Floats = new * (a + 0.5 * b * (prompt_tokens + cached))
+        own: Floats = new * (a + half_b * (prompt_tokens + cached))
         own += arrival + s + t0 * np.ceil(new / budget)
-        wait: Floats = np.maximum(np.maximum(busy_until, waits_until) - arrival - now, 0.0)
+        wait: Floats = np.maximum(busy_until - (arrival + now), 0.0)
         return own, wait, is_measured > 0
 
     def _refresh(self) -> None:

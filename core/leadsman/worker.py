@@ -125,19 +125,18 @@ class WorkerState:
     def standing(self) -> tuple[float, ...]:
         """Give what bears on its floors, and hold it for what is so until it changes.
 
-        (s, a, b, t0) of its weights and the tokens of a step; until when it is surely busy; when
-        the last replay was, and the wait that it found; whether it was measured.
+        (s, a, b / 2, t0) of its weights and the tokens of a step; until when it is surely busy, or
+        the last replay's wait lasted; whether it was measured.
         """
         weights, (at, wait) = self.weights, self._last_wait
         self.has_changed = False
         return (
             weights.s,
             weights.a,
-            weights.b,
+            0.5 * weights.b,
             weights.t0,
             self.settings.max_num_batched_tokens,
-            self.mirror.busy_until(weights),
-            at + wait,
+            max(self.mirror.busy_until(weights), at + wait),
             self.provenance != "unmeasured",
         )
 
@@ -191,8 +190,13 @@ class WorkerState:
 
     # -- the ledger ----------------------------------------------------------------------------
 
-    def reserve(self, request: Request, price: Price, now: Seconds) -> Granted:
-        """Take a request in at the moment of its pick; returns the grant for the other pickers."""
+    def reserve(
+        self, request: Request, price: Price, now: Seconds, family: BlockKey | None = None
+    ) -> None:
+        """Take a request in at the moment of its pick.
+
+        family: names the requests whose answers tend to be as long as this one's; None: unknown.
+        """
         granted = self._as_granted(request, now)
         prior, learned = self.learner.prior, self.learner.weights
         priced_by_prior = self.weights is prior
@@ -202,11 +206,8 @@ class WorkerState:
             other_ttft = self._price(request, granted, other).ttft
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
-        self._expectations[request.id] = Expectation(
-            price, prior_ttft, learned_ttft, request.family
-        )
-        self.take(granted, request.family)
-        return granted
+        self._expectations[request.id] = Expectation(price, prior_ttft, learned_ttft, family)
+        self.take(granted, family)
 
     def take(self, granted: Granted, family: BlockKey | None = None) -> None:
         """Take a grant in, one's own or another picker's."""

@@ -33,8 +33,8 @@ def request(name, prompt=4096, **fields):
     return Request(id=RequestId(name), model="m", prompt_tokens=prompt, arrived_at=0.0, **fields)
 
 
-def reserve(state, asked, now):
-    return state.reserve(asked, state.price(asked, now), now)
+def reserve(state, asked, now, family=None):
+    state.reserve(asked, state.price(asked, now), now, family)
 
 
 def said(state, name, at, tokens=1):
@@ -114,17 +114,17 @@ def test_only_answers_that_finished_teach_lengths():
 def test_a_family_that_says_little_is_expected_to_say_little():
     state = worker()
     for number in range(12):
-        asked = request(f"r{number}", family=7)
-        reserve(state, asked, 10.0 * number)
+        asked = request(f"r{number}")
+        reserve(state, asked, 10.0 * number, family=7)
         said(state, asked.id, 10.0 * number + 1)
         over(state, asked.id, 10.0 * number + 2, tokens=5)
-        strange = request(f"s{number}", family=8)
-        reserve(state, strange, 10.0 * number + 3)
+        strange = request(f"s{number}")
+        reserve(state, strange, 10.0 * number + 3, family=8)
         said(state, strange.id, 10.0 * number + 4)
         over(state, strange.id, 10.0 * number + 9, tokens=800)
 
     for name, family in (("short", 7), ("long", 8)):
-        reserve(state, request(name, family=family), 200.0)
+        reserve(state, request(name), 200.0, family=family)
 
     flights = state.mirror.flights
     assert flights["short"].seq.expected < flights["long"].seq.expected / 4
