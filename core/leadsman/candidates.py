@@ -55,7 +55,8 @@ class Candidates:
 
     Arrays have shape (workers,). cached: prompt tokens credited now. own_floors: seconds that the
     request's own prefill takes at least. wait_floors: seconds of prefill that are surely ahead of
-    it. measured: False where the curve is nobody's measurement. home: where its session lives.
+    it. measured: False where the curve is nobody's measurement. all_ready: True where that is
+    known without asking each. home: where its session lives.
     returns: when callers refused by this pool come back.
     """
 
@@ -64,12 +65,13 @@ class Candidates:
     own_floors: Floats
     wait_floors: Floats
     measured: Bools
+    all_ready: bool = False
     home: WorkerId | None = None
     returns: Returns = field(default_factory=Returns)
 
     def ready(self) -> "Candidates":
         """Keep only the workers that are ready."""
-        return self._those([worker.ready for worker in self.workers])
+        return self if self.all_ready else self._those([one.ready for one in self.workers])
 
     def only(self, endpoints: Collection[str]) -> "Candidates":
         """Keep only the workers at these endpoints: a gateway's subset hint."""
@@ -85,6 +87,7 @@ class Candidates:
             own_floors=self.own_floors[places],
             wait_floors=self.wait_floors[places],
             measured=self.measured[places],
+            all_ready=self.all_ready,
             home=self.home,
             returns=self.returns,
         )

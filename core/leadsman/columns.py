@@ -34,6 +34,8 @@ class Place:
 class Columns:
     """Places of workers. `credited`: the columns that a match counts, a bit each."""
 
+    _latest: tuple[tuple[WorkerId, ...], Numbers]
+
     def __init__(self) -> None:
         self._places: dict[WorkerId, Place] = {}
         self._spare: list[int] = []
@@ -80,10 +82,12 @@ class Columns:
         """List workers, all where None, with their credited column, or -1 where none is."""
         if workers is None:
             return self._order, self._numbers
-        asked = tuple(workers)
-        if asked not in self._asked:
-            self._asked[asked] = self._credited_of(asked)
-        return asked, self._asked[asked]
+        if workers is not self._latest[0]:  # the hash of hundreds of names costs 5 us
+            asked = tuple(workers)
+            if asked not in self._asked:
+                self._asked[asked] = self._credited_of(asked)
+            self._latest = asked, self._asked[asked]
+        return self._latest
 
     def check(self) -> set[int]:
         """Assert every invariant; returns the columns in use."""
@@ -101,6 +105,7 @@ class Columns:
         self._asked: dict[tuple[WorkerId, ...], Numbers] = {}
         self._order = tuple(self._places)
         self._numbers = self._credited_of(self._order)
+        self._latest = self._order, self._numbers
         flags = np.zeros(64 * max(1, -(-self._made // 64)), dtype=np.bool_)
         flags[self._numbers[self._numbers >= 0]] = True
         self.credited: Words = np.packbits(flags, bitorder="little").view(np.uint64)

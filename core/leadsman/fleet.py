@@ -83,6 +83,7 @@ class Fleet:
             own_floors=own,
             wait_floors=wait,
             measured=measured,
+            all_ready=standing.all_ready,
             home=self._homes.get(request.session) if request.session is not None else None,
             returns=self._returns[request.model],
         )
@@ -102,6 +103,8 @@ class Fleet:
         if standing is None:
             states = [s for s in self.workers.values() if s.settings.model == model]
             standing = self._standings[model] = Standing(states)
+            for state in states:
+                state.changed = standing.changed
         return standing
 
     def _credited(self, request: Request, standing: Standing) -> Ints:
@@ -161,6 +164,8 @@ class Fleet:
     def _see(self, seen: WorkerSeen) -> None:
         state = self.workers.get(seen.worker)
         if state is not None and fingerprint(state.settings) == fingerprint(seen.settings):
+            if state.ready != seen.ready:
+                self._standings.clear()
             state.ready, state.endpoint = seen.ready, seen.endpoint
             if state.settings == seen.settings:
                 return

@@ -2,9 +2,9 @@
 
 The question: the length of the leading run of held blocks, for all workers at once. The model:
 read the set of holders of each block, and intersect them along the prompt; a worker's run ends
-where the intersection loses it. A few blocks are sampled first, each four times as deep as the
-one before: nobody's run goes past a sample that the intersection does not survive, so that a
-short match in a long prompt costs little.
+where the intersection loses it. Of a long prompt a few blocks are sampled first, each four times as
+deep as the one before: nobody's run goes past a sample that the intersection does not survive, so
+that a short match costs little.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,8 @@ Depths = npt.NDArray[np.int64]
 
 _FIRST_SAMPLE: Final = 64
 _GROWTH: Final = 4
+_LONG: Final = 1024
+"""Blocks from which on samples cost less than they spare."""
 _BITS: Final = np.arange(64, dtype=np.uint64)
 
 
@@ -59,16 +61,15 @@ def leading_runs(
 
 def _bound(keys: Keys, table: KeyTable, tiers: Sequence[Residency], credited: Words) -> int:
     """Find a depth that no run goes beyond, from samples that lie four times as deep each."""
+    if keys.size < _LONG:
+        return keys.size
     samples, depth = [], _FIRST_SAMPLE
     while depth < keys.size:
         samples.append(depth)
         depth *= _GROWTH
-    if samples:
-        at = np.array(samples)
-        ended = ~_runs(keys[at - 1], table, tiers, credited).any(axis=1)
-        if ended.any():
-            return samples[int(ended.argmax())]
-    return keys.size
+    at = np.array(samples)
+    ended = ~_runs(keys[at - 1], table, tiers, credited).any(axis=1)
+    return samples[int(ended.argmax())] if ended.any() else keys.size
 
 
 def _runs(keys: Keys, table: KeyTable, tiers: Sequence[Residency], credited: Words) -> Words:

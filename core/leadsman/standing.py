@@ -1,7 +1,8 @@
 """What is known of all workers of one model without a replay, as arrays that follow them.
 
 A decision looks at every worker, and most have not changed since the last one. So each keeps its
-row here until it says that something has happened to it.
+row here until it says that something has happened to it. To walk over 256 workers only to ask them
+would take longer than all the arithmetic.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,11 +18,15 @@ from leadsman.worker import WorkerState
 class Standing:
     """The workers of one model, in a fixed order. Arrays have shape (workers,).
 
-    by_size: block size → places of the workers that have it, and their names.
+    by_size: block size → places of the workers that have it, and their names. changed: the workers
+    whose rows are out of date. all_ready: whether each was ready at the beginning.
     """
 
     def __init__(self, states: Sequence[WorkerState]) -> None:
         self.states = list(states)
+        self.changed: set[WorkerState] = set()
+        self.all_ready = all(state.ready for state in states)
+        self._places = {state: place for place, state in enumerate(states)}
         self.by_size: dict[Tokens, tuple[Ints, tuple[WorkerId, ...]]] = {}
         sizes = [state.settings.block_size for state in states]
         for size in sorted(set(sizes)):
@@ -63,7 +68,6 @@ class Standing:
         return own, wait, is_measured > 0
 
     def _refresh(self) -> None:
-        changed = [i for i, state in enumerate(self.states) if state.has_changed]
-        if changed:
-            rows = [self.states[i].standing() for i in changed]
-            self._columns[:, changed] = np.array(rows).T
+        for state in self.changed:
+            self._columns[:, self._places[state]] = state.standing()
+        self.changed.clear()

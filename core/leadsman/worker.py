@@ -65,7 +65,10 @@ class Expectation:
 
 
 class WorkerState:
-    """Everything known of one worker. `lengths` is shared by all workers of a model."""
+    """Everything known of one worker. `lengths` is shared by all workers of a model.
+
+    changed: where it puts itself when something happens to it; its fleet says which set.
+    """
 
     def __init__(self, seen: "WorkerSeen", lengths: Lengths, known: KnownCurve) -> None:
         self.worker: WorkerId = seen.worker
@@ -89,7 +92,7 @@ class WorkerState:
         self._sequence: int | None = None
         self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
-        self.has_changed = True
+        self.changed: set[WorkerState] = set()
         self.lessons = 0
 
     # -- prices --------------------------------------------------------------------------------
@@ -123,13 +126,12 @@ class WorkerState:
         )
 
     def standing(self) -> tuple[float, ...]:
-        """Give what bears on its floors, and hold it for what is so until it changes.
+        """Give what bears on its floors, so until it is among the `changed`.
 
         (s, a, b / 2, t0) of its weights and the tokens of a step; until when it is surely busy, or
         the last replay's wait lasted; whether it was measured.
         """
         weights, (at, wait) = self.weights, self._last_wait
-        self.has_changed = False
         return (
             weights.s,
             weights.a,
@@ -141,7 +143,8 @@ class WorkerState:
         )
 
     def _price(self, request: Request, granted: Granted, weights: StepWeights) -> Price:
-        mirror, size, self.has_changed = self.mirror, self.settings.block_size, True
+        mirror, size = self.mirror, self.settings.block_size
+        self.changed.add(self)
         self._catch_up(granted.at)
         listed = partial(request.key_list, size)
         asked = mirror.sequence(granted, expected=1, listed=listed)
@@ -211,7 +214,7 @@ class WorkerState:
 
     def take(self, granted: Granted, family: BlockKey | None = None) -> None:
         """Take a grant in, one's own or another picker's."""
-        self.has_changed = True
+        self.changed.add(self)
         if granted.request not in self.mirror.flights:
             below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
             self.mirror.grant(granted, round(beyond(below, 0)))
@@ -225,7 +228,8 @@ class WorkerState:
         flight = self.mirror.flights.get(seen.request)
         if flight is None:
             return False
-        is_first, self.has_changed = flight.first_at is None, True
+        is_first = flight.first_at is None
+        self.changed.add(self)
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
         if is_first:
             self.followers.prefilled(flight.seq.prompt - (flight.seq.cached or 0))
@@ -233,7 +237,7 @@ class WorkerState:
 
     def saw_end(self, ended: Ended) -> None:
         """A granted request is over."""
-        self.has_changed = True
+        self.changed.add(self)
         flight = self.mirror.saw_end(ended)
         expectation = self._expectations.pop(ended.request, None)
         self._below.pop(ended.request, None)
@@ -246,7 +250,8 @@ class WorkerState:
         self.heard_at = batch.received_at
         if self._sequence is not None and batch.sequence <= self._sequence:
             self.restarted()
-        self._sequence, self.has_changed = batch.sequence, True
+        self._sequence = batch.sequence
+        self.changed.add(self)
         self.mirror.saw_events(batch)
 
     def saw_load(self, sample: LoadSample) -> None:
@@ -257,7 +262,8 @@ class WorkerState:
     def restarted(self) -> None:
         """The engine began anew: nothing runs there; what was learned of its speed stays."""
         self.mirror.reset()
-        self._sequence, self.has_changed = None, True
+        self._sequence = None
+        self.changed.add(self)
 
     def _grade(self, flight: Flight, seen: TokensSeen) -> bool:
         actual = seen.at - flight.granted_at
@@ -278,7 +284,7 @@ class WorkerState:
         """Take over what was learned of this worker before; False where nothing of it is news."""
         if learned.fingerprint != self.curves.fingerprint:
             return False
-        self.has_changed = True
+        self.changed.add(self)
         if learned.step_weights is not None:
             self._is_calibrated = True
             self.learner.lean_on(StepWeights(*learned.step_weights), CALIBRATED)
@@ -287,7 +293,8 @@ class WorkerState:
     def relearn(self, known: KnownCurve) -> None:
         """Take a better curve as the prior of the step model."""
         if known != self.known:
-            self.known, self.has_changed = known, True
+            self.known = known
+            self.changed.add(self)
             if self._is_calibrated:
                 return
             trust = GUESS if known.provenance == "unmeasured" else CURVE

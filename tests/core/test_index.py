@@ -262,9 +262,10 @@ def test_a_match_answers_in_the_order_that_the_caller_asks_in():
     assert found.gpu.tolist() == [2, 0, 1]
 
 
-def test_three_hundred_workers_each_get_their_own_depth():
+@pytest.mark.parametrize("blocks", [400, 1200])
+def test_three_hundred_workers_each_get_their_own_depth(blocks):
     index = CacheIndex()
-    prompt = keys(*range(1, 400))
+    prompt = keys(*range(1, blocks))
     crowd = [WorkerId(f"w{i}") for i in range(300)]
     for depth, worker in enumerate(crowd):
         index.store(worker, prompt[:depth])
