@@ -15,6 +15,7 @@ entrypoints/anthropic/protocol.py.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -123,6 +124,7 @@ _ROUTES: Final[tuple[tuple[str, Api, _Read], ...]] = (
 )
 
 
+@lru_cache(maxsize=256)
 def _route(path: str) -> tuple[Api, _Read] | None:
     bare = path.partition("?")[0].rstrip("/")
     return next(((api, read) for end, api, read in _ROUTES if bare.endswith(end)), None)

@@ -65,7 +65,7 @@ def _ends(body: Any) -> bool:
 def _request_headers(message: Any) -> RequestHeaders:
     http = message.request_headers
     return RequestHeaders(
-        {h.key: _value(h) for h in http.headers.headers},
+        _headers(http),
         http.end_of_stream,
         _profile(message),
         _subset(message),
@@ -74,7 +74,7 @@ def _request_headers(message: Any) -> RequestHeaders:
 
 def _response_headers(message: Any) -> ResponseHeaders:
     http = message.response_headers
-    headers = {h.key: _value(h) for h in http.headers.headers}
+    headers = _headers(http)
     status = headers.get(":status", "")
     return ResponseHeaders(
         int(status) if status.isdigit() else 0,
@@ -85,9 +85,10 @@ def _response_headers(message: Any) -> ResponseHeaders:
     )
 
 
-def _value(header: Any) -> str:
-    raw: bytes = header.raw_value
-    return raw.decode("utf-8", "replace") if raw else str(header.value)
+def _headers(http: Any) -> dict[str, str]:
+    """Read headers; old proxies give texts, others bytes, which need not be UTF-8."""
+    listed = http.headers.headers
+    return {h.key: h.raw_value.decode("utf-8", "replace") or h.value for h in listed}
 
 
 def _profile(message: Any) -> Profile:
