@@ -59,7 +59,7 @@ def bad_prompt() -> BadFieldError:
 
 def whole(value: object) -> int | None:
     """Read a whole number as leniently as the engines' pydantic does; None where it is none."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return None
     if isinstance(value, int):
         return value

@@ -75,7 +75,10 @@ def read_wishes(headers: Mapping[str, str], names: HeaderNames, body: Body) -> W
 
 
 def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, str] | None:
-    return next(((name, headers[name]) for name in names if headers.get(name)), None)
+    for name in names:
+        if value := headers.get(name):
+            return name, value
+    return None
 
 
 def _value(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
