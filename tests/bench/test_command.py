@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 from leadsman_bench import command, simulate
@@ -28,7 +29,7 @@ def test_micro_benchmarks_are_shown_beside_their_goals(tmp_path, monkeypatch, ca
         measure = staticmethod(lambda: measured)
 
     monkeypatch.setattr(command, "benchmarks", lambda: ["cache"])
-    monkeypatch.setattr(command.importlib, "import_module", lambda _name: Part)
+    monkeypatch.setitem(sys.modules, "leadsman_bench.micro.cache", Part)
     status = command.main(["micro", "--json", str(tmp_path / "micro.json")])
 
     said = capsys.readouterr().out
