@@ -170,6 +170,7 @@ class _Conversations:
             yield request
             if self._continues(request, number):
                 follower, mood = self._next(request, mood)
+                follower = replace(follower, former_output=request.output_tokens)
                 heapq.heappush(turns, (follower.at, next(order), follower, mood, number + 1))
 
     def _continues(self, request: TraceRequest, turns: int) -> bool:

@@ -47,7 +47,7 @@ def offer(
         max_tokens=wanted.max_tokens,
         max_queue_wait=wanted.max_queue_wait,
     )
-    return Offer(request=request, output_tokens=row.output_tokens)
+    return Offer(request=request, output_tokens=row.output_tokens, former_output=row.former_output)
 
 
 def capacity(specs: Iterable[WorkerSpec], model: ConversationModel, *, seed: int) -> list[float]:

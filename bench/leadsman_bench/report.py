@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leadsman_bench.chance import Odds
 from leadsman_bench.summary import Graded, Shares, Summary
 
 if TYPE_CHECKING:
@@ -113,6 +114,27 @@ def groups(title: str, found: dict[str, Shares]) -> "Table":
             seconds(group.p90_error_s),
             percent(group.cache_mismatch),
             percent(group.bound_kept),
+        )
+    return drawn
+
+
+def chances(found: dict[str, Odds]) -> "Table":
+    """Make the table of what chance leaves, by offered load: ours / the best there is."""
+    from rich import box
+    from rich.table import Table
+
+    title = "What chance leaves: our hits, and a perfect forecaster's on what came (on draws)"
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    for name in ("load", "decisions", "1 s, ours", "best", "0.1 s or 15 %, ours", "best"):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for name, odds in found.items():
+        drawn.add_row(
+            name,
+            f"{odds.decisions:,}",
+            percent(odds.within_1s_ours),
+            f"{percent(odds.within_1s_best)} ({percent(odds.within_1s_expected)})",
+            percent(odds.within_relative_ours),
+            f"{percent(odds.within_relative_best)} ({percent(odds.within_relative_expected)})",
         )
     return drawn
 

@@ -26,10 +26,11 @@ from leadsman.records import Outcome, Record
 from leadsman.request import Request
 from leadsman.units import Seconds, WorkerId
 
+from leadsman_bench.chance import Chance, Odds
 from leadsman_bench.conversation import ConversationModel, bundled_model, generate, warped
 from leadsman_bench.offers import capacity, offers
 from leadsman_bench.picture import Mark, Page, draw_all
-from leadsman_bench.report import groups, lines, table, worst
+from leadsman_bench.report import chances, groups, lines, table, worst
 from leadsman_bench.scenario import MEAN_LOAD, WorkerSpec, arrival, incidents, load_at, workers
 from leadsman_bench.summary import Counts, Graded, Summary, summarise
 from leadsman_bench.virtual import Offer, Stream, VirtualFleet
@@ -168,13 +169,18 @@ class Progress:
 
 
 def simulate(
-    length: Length, *, seed: int, specs: Sequence[WorkerSpec], progress: Progress | None = None
+    length: Length,
+    *,
+    seed: int,
+    specs: Sequence[WorkerSpec],
+    progress: Progress | None = None,
+    chance: Chance | None = None,
 ) -> Grades:
     """Run a fleet of these workers under the conversation model; return the grades."""
     model = bundled_model()
     grades = Grades()
     picker = LivePicker(Budget(), Random(f"{seed}/decisions"))
-    fleet = VirtualFleet(specs, picker, grades, seed=seed)
+    fleet = VirtualFleet(specs, picker, grades, seed=seed, onlooker=chance)
     traffic = length.of(_traffic(specs, model, seed))
     for number, now in enumerate(
         fleet.run(traffic, incidents(len(specs), Random(f"{seed}/incidents"))), start=1
@@ -202,15 +208,20 @@ def main(argv: list[str]) -> int:
     specs = workers()
     progress = Progress(sys.stderr, length)
     began = time.process_time()
-    grades = simulate(length, seed=arguments.seed, specs=specs, progress=progress)
+    chance = None
+    if arguments.chance:
+        chance = Chance(bundled_model(), every=arguments.chance, seed=arguments.seed)
+    grades = simulate(length, seed=arguments.seed, specs=specs, progress=progress, chance=chance)
     progress.end()
-    _print(grades, grades.summary(len(specs)), arguments.worst)
+    summary = grades.summary(len(specs))
+    by_chance = {} if chance is None else chance.by_load()
+    _print(grades, summary, by_chance, arguments.worst)
     print(f"{time.process_time() - began:.0f} s of computing on one core")
     if arguments.rows:
         arguments.rows.write_bytes(b"".join(msgspec.json.encode(r) + b"\n" for r in grades.graded))
     if arguments.json:
         arguments.json.write_bytes(
-            msgspec.json.format(msgspec.json.encode(grades.summary(len(specs))), indent=1) + b"\n"
+            msgspec.json.format(msgspec.json.encode(_figures(summary, by_chance)), indent=1) + b"\n"
         )
     if arguments.picture:
         arguments.picture.mkdir(parents=True, exist_ok=True)
@@ -241,7 +252,12 @@ def mark(one: Graded) -> Mark:
     )
 
 
-def _print(grades: Grades, summary: Summary, count: int) -> None:
+def _figures(summary: Summary, by_chance: dict[str, Odds]) -> dict[str, object]:
+    figures: dict[str, object] = msgspec.to_builtins(summary)
+    return figures | ({"by_chance": by_chance} if by_chance else {})
+
+
+def _print(grades: Grades, summary: Summary, by_chance: dict[str, Odds], count: int) -> None:
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -250,6 +266,8 @@ def _print(grades: Grades, summary: Summary, count: int) -> None:
     console.print(groups("By offered load, in units of capacity", summary.by_load))
     console.print(groups("By worker", summary.by_worker))
     console.print(groups("By where the curve came from", summary.by_curve))
+    if by_chance:
+        console.print(chances(by_chance))
     if count:
         console.print(worst(grades.graded, count))
 
@@ -263,6 +281,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--picture", type=Path, help="draw the run into this folder")
+    parser.add_argument(
+        "--chance", type=int, metavar="N", help="show at every Nth decision what chance leaves"
+    )
     parser.add_argument("--worst", type=int, default=0, help="list the so many worst predictions")
     parser.add_argument("--rows", type=Path, help="write every grade there, one JSON a line")
     return parser

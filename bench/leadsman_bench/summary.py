@@ -100,7 +100,7 @@ def summarise(graded: Sequence[Graded], counts: Counts) -> Summary:
         lost=counts.lost,
         unpriced=counts.unpriced,
         by_worker=_grouped(graded, lambda one: one.grade.worker),
-        by_load=_grouped(graded, lambda one: _band(one.load)),
+        by_load=_grouped(graded, lambda one: band(one.load)),
         by_curve=_grouped(graded, lambda one: one.curve),
     )
 
@@ -123,7 +123,8 @@ def _grouped(graded: Sequence[Graded], key: Callable[[Graded], str]) -> dict[str
     return {name: shares(group) for name, group in sorted(groups.items())}
 
 
-def _band(load: float | None) -> str:
+def band(load: float | None) -> str:
+    """Name the band of offered load."""
     if load is None:
         return "unknown"
     below = [edge for edge in LOAD_BANDS if edge <= load]

@@ -43,6 +43,7 @@ class TraceRequest:
     """One request of a trace.
 
     pieces: ids of the prompt's pieces, `piece_tokens` long each, the last one what is left.
+    former_output: output of the conversation's turn before; None for a first, or if not known.
     """
 
     at: Seconds
@@ -50,6 +51,7 @@ class TraceRequest:
     output_tokens: Tokens
     pieces: tuple[int, ...]
     piece_tokens: Tokens = PIECE_TOKENS
+    former_output: Tokens | None = None
 
     @property
     def full_pieces(self) -> tuple[int, ...]:

@@ -72,10 +72,14 @@ class Picker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A request of the run, as the picker sees it, and how long its answer will be."""
+    """A request of the run, as the picker sees it, and how long its answer will be.
+
+    former_output: of the conversation's turn before it; None for a first.
+    """
 
     request: Request
     output_tokens: Tokens
+    former_output: Tokens | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +120,14 @@ class Keeper(Protocol):
         ...
 
 
+class Onlooker(Protocol):
+    """Who sees what no picker does, and touches nothing."""
+
+    def sent(self, stream: Stream, worker: "VirtualWorker") -> None:
+        """See a request that has just been sent, and the worker as it is now."""
+        ...
+
+
 class VirtualWorker:
     """One engine and its streams; what can be seen of it goes to `see(at, record)`."""
 
@@ -129,7 +141,7 @@ class VirtualWorker:
         self._queued: set[str] = set()
         self.down_until: Seconds | None = None
         self._see = see
-        self._engine = SimulatedEngine(spec.settings, spec.hardware, rng)
+        self.engine = SimulatedEngine(spec.settings, spec.hardware, rng)
         self._sequence = 0
         self._events_seen_at: Seconds = 0.0
         self._clock_ahead = rng.uniform(-0.002, 0.002)
@@ -152,7 +164,7 @@ class VirtualWorker:
         keys = request.keys[self.spec.settings.block_size]
         self.streams[request.id] = stream
         self._queued.add(request.id)
-        self._engine.submit(
+        self.engine.submit(
             SimulatedRequest(
                 id=request.id,
                 prompt_tokens=request.prompt_tokens,
@@ -168,11 +180,11 @@ class VirtualWorker:
 
     def advance(self, until: Seconds, wants_witness: Callable[[WorkerId], bool]) -> list[Stream]:
         """Let the engine run, and return the streams that ended."""
-        moment = self._engine.next_time()
+        moment = self.engine.next_time()
         if moment is None or moment > until:
             return []
         ended: list[Stream] = []
-        for output in self._engine.advance(until):
+        for output in self.engine.advance(until):
             self._see_events(output)
             for request_id, reused in output.first.items():
                 stream = self.streams[request_id]
@@ -188,7 +200,7 @@ class VirtualWorker:
         """Report the engine's load."""
         if self.down_until is not None:
             return
-        engine = self._engine
+        engine = self.engine
         self._see(
             now + NETWORK,
             LoadSample(
@@ -202,7 +214,7 @@ class VirtualWorker:
 
     def stop(self, now: Seconds) -> list[Stream]:
         """Kill the engine: every stream breaks; return them."""
-        lost = [self.streams.pop(request_id) for request_id in self._engine.restart()]
+        lost = [self.streams.pop(request_id) for request_id in self.engine.restart()]
         for stream in lost:
             self._lose(stream, now)
         self._queued.clear()
@@ -213,19 +225,19 @@ class VirtualWorker:
     def start(self, now: Seconds, spec: WorkerSpec) -> None:
         """Start the engine again with an empty cache; its events count from 0 again."""
         self.spec, self.down_until, self._sequence = spec, None, 0
-        self._engine = SimulatedEngine(spec.settings, spec.hardware, self.rng)
+        self.engine = SimulatedEngine(spec.settings, spec.hardware, self.rng)
         self.announce(now)
         self._publish((Cleared(),), now)
 
     def slow_down(self, factor: float) -> None:
         """Stretch the engine's steps from now on."""
-        self._engine.slowdown = factor
+        self.engine.slowdown = factor
 
     def _note_started(self, now: Seconds) -> None:
         """Note which queued requests the engine has begun with; no picker sees this."""
         if not self._queued:
             return
-        for tracked in self._engine.scheduler.running:
+        for tracked in self.engine.scheduler.running:
             if tracked.request.id in self._queued:
                 self._queued.discard(tracked.request.id)
                 self.streams[tracked.request.id].started_at = now
@@ -302,12 +314,19 @@ class VirtualFleet:
     """Workers, a picker, and what the one has yet to see of the others."""
 
     def __init__(
-        self, specs: Iterable[WorkerSpec], picker: Picker, keeper: Keeper, *, seed: int
+        self,
+        specs: Iterable[WorkerSpec],
+        picker: Picker,
+        keeper: Keeper,
+        *,
+        seed: int,
+        onlooker: Onlooker | None = None,
     ) -> None:
         self.now: Seconds = 0.0
         self.records = 0
         self._picker = picker
         self._keeper = keeper
+        self._onlooker = onlooker
         self._order = count()
         self._unseen: list[tuple[Seconds, int, Record]] = []
         self._sample_at: Seconds = 0.0
@@ -376,6 +395,8 @@ class VirtualFleet:
                 worker.submit(stream, now)
                 if stream.outcome is not None:
                     self._keeper.ended(stream)
+                elif self._onlooker is not None:
+                    self._onlooker.sent(stream, worker)
             case Refused():
                 self._keeper.refused(offer, decision)
             case other:

@@ -168,6 +168,24 @@ def test_an_event_older_than_the_last_step_moves_nothing_back(is_async):
     assert (engine.believed_state(), mirror.replay.clock, mirror.replay.tick) == before
 
 
+def test_a_prompt_that_is_told_of_with_an_answer_runs_only_from_there_on():
+    engine = decoding("a", "b", is_async=True)
+    mirror, at = engine.mirror, engine.now + 0.03
+    mirror.replay.place(mirror.flights[RequestId("b")].seq, 126)
+    mirror.flights[RequestId("b")].blocks_seen = 1
+    mirror.grant(engine.granted("new", 640, keys=list(range(1, 11))), 100)
+    new = Stored(keys=np.arange(1, 9, dtype=np.uint64), session="new")
+    answer = Stored(keys=np.array([99], dtype=np.uint64), session="b")
+    batch = KvEvents(
+        worker=WORKER, sequence=999, engine_time=at, received_at=at, events=(answer, new)
+    )
+
+    mirror.saw_events(batch)
+
+    assert mirror.flights[RequestId("new")].seq.computed >= 8 * 64
+    assert mirror.replay.clock > at + 0.02
+
+
 @BOTH
 @pytest.mark.parametrize("late", [0.001, 0.002])
 def test_an_end_that_is_seen_a_moment_later_still_frees_its_slot(is_async, late):

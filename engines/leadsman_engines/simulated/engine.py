@@ -19,8 +19,8 @@ Source: vLLM 0.32 v1/engine/core.py, EngineCore.step, step_with_batch_queue; api
 """
 
 from collections import deque
+from collections.abc import Iterable
 from heapq import heappop, heappush
-from itertools import count
 from random import Random
 
 from leadsman_engines.simulated.hardware import Hardware
@@ -66,7 +66,7 @@ class SimulatedEngine:
         self.slowdown = 1.0
         self._depth = 2 if settings.async_scheduling else 1
         self._now = 0.0
-        self._order = count()
+        self._order = 0
         self._forget_everything()
 
     def _forget_everything(self) -> None:
@@ -90,6 +90,11 @@ class SimulatedEngine:
     def queued(self) -> int:
         """Requests that have arrived and are not admitted, seen by the scheduler or not yet."""
         return len(self.scheduler.waiting) + len(self._arrivals)
+
+    @property
+    def unfinished(self) -> Iterable[Tracked]:
+        """Requests that have arrived and not ended, in that order."""
+        return self._requests.values()
 
     @property
     def kv_usage(self) -> float:
@@ -116,7 +121,8 @@ class SimulatedEngine:
         tracked = Tracked(request, arrival=now, max_model_len=limit)
         delay = self.settings.api_delay + self.settings.api_delay_per_token * request.prompt_tokens
         self._requests[request.id] = tracked
-        heappush(self._arrivals, (now + delay, next(self._order), tracked))
+        self._order += 1
+        heappush(self._arrivals, (now + delay, self._order, tracked))
 
     def abort(self, request_id: str, now: float) -> bool:
         """Take a request back: at the end of the running step, at once on an idle engine.
