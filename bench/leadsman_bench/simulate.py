@@ -37,7 +37,7 @@ from leadsman_bench.virtual import Offer, Stream, VirtualFleet
 
 REQUESTS = 100_000
 MARKS_DRAWN = 20_000
-GARBAGE_AT = 100_000
+GARBAGE_AT = 1_000_000
 """New objects until garbage is looked for: a run makes next to none that count does not free."""
 
 

@@ -15,9 +15,6 @@ from leadsman.units import Seconds
 
 Mode = Literal["enforce", "shadow"]
 
-MAX_QUEUE_WAIT_RANGE: tuple[Seconds, Seconds] = (5.0, 300.0)
-"""What a request may ask for as its `max_queue_wait_s`; anything else is its mistake."""
-
 LONGEST_RETRY_AFTER: Seconds = 120.0
 """Beyond this both SDK families stop honouring Retry-After, so callers are told to fall back.
 Source: openai 3.57 and anthropic 2.14, _base_client.py."""

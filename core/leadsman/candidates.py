@@ -5,7 +5,7 @@ routing and admission look at the same ones. What is cheap is known of every wor
 floors, below which no replay can come.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,11 +71,9 @@ class Candidates:
 
     def ready(self) -> "Candidates":
         """Keep only the workers that are ready."""
-        return self if self.all_ready else self._those([one.ready for one in self.workers])
-
-    def only(self, endpoints: Collection[str]) -> "Candidates":
-        """Keep only the workers at these endpoints: a gateway's subset hint."""
-        return self._those([worker.endpoint in endpoints for worker in self.workers])
+        if self.all_ready:
+            return self
+        return self.at(np.flatnonzero([worker.ready for worker in self.workers]))
 
     def at(self, places: Ints | None) -> "Candidates":
         """Keep only the workers at these places; all where None."""
@@ -91,9 +89,6 @@ class Candidates:
             home=self.home,
             returns=self.returns,
         )
-
-    def _those(self, kept: list[bool]) -> "Candidates":
-        return self if all(kept) else self.at(np.flatnonzero(kept))
 
 
 class Soundings:

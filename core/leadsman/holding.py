@@ -18,8 +18,9 @@ from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 class Flight:
     """A granted request, until it ends.
 
-    held: keys of the blocks that it is known to hold. answer: those with output tokens in them, and
-    how deep each is: after a preemption they are stored again.
+    held: keys of the blocks that it is known to hold. depths: how deep each block of its prompt is
+    that an event may name, and each with output tokens in it that one did: after a preemption they
+    are stored again.
     """
 
     seq: Seq
@@ -31,7 +32,7 @@ class Flight:
     first_key: BlockKey | None = None
     blocks_seen: Blocks = 0
     held: list[BlockKey] = field(default_factory=list)
-    answer: dict[BlockKey, Blocks] = field(default_factory=dict)
+    depths: dict[BlockKey, Blocks] = field(default_factory=dict)
 
 
 class Holding:
@@ -46,9 +47,8 @@ class Holding:
     @property
     def queued_tokens(self) -> Tokens:
         """Prompt tokens that are not computed yet, of all in flight, whatever may be cached."""
-        return sum(
-            seq.target - seq.computed for seq in (*self.replay.prefilling, *self.replay.waiting)
-        )
+        queued = (*self.replay.prefilling, *self.replay.waiting)
+        return sum([seq.prompt + seq.generated - seq.computed for seq in queued])
 
     def _computed(self, seq: Seq) -> Tokens:
         if seq.id in self.replay.decoding:
@@ -83,12 +83,9 @@ class Holding:
 
         What a running request has beyond the blocks that events told of was given to it since.
         """
-        size, flights, untold = self.settings.block_size, self.flights, 0
-        tick, decoding = self.replay.tick, self.replay.decoding.values()
-        lengths = [(seq.id, seq.computed) for seq in self.replay.prefilling]
-        lengths += [(seq.id, seq.computed + tick - seq.base) for seq in decoding]
-        for request, computed in lengths:
-            flight = flights.get(request)
+        replay, size, flights, untold = self.replay, self.settings.block_size, self.flights, 0
+        for seq in (*replay.prefilling, *replay.decoding.values()):
+            computed, flight = self._computed(seq), flights.get(seq.id)
             told = computed // size if flight is None else len(flight.held)
             untold += max(computed % size > 0, -(-computed // size) - told)
         return max(0, self.settings.num_blocks - len(self.pool.pins) - untold)

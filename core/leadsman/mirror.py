@@ -17,6 +17,7 @@ What keeps it honest (each was measured as a fault on a real engine):
 
 import math
 from collections.abc import Callable
+from itertools import count
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -269,16 +270,14 @@ class Mirror(Stepping):
 
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
-        seq, size = flight.seq, self.settings.block_size
-        start = flight.blocks_seen
-        if not start and keys[0] in seq.keys:
-            start = seq.keys.index(keys[0])
-            seq.cached = start * size
-        depth = flight.answer.get(keys[-1])
-        if depth is None:
-            depth = _depth_of(keys[-1], seq.keys, start + len(keys))
-            if depth > len(seq.keys):
-                flight.answer[keys[-1]] = depth
+        seq, start = flight.seq, flight.blocks_seen
+        depths = flight.depths = flight.depths or dict(zip(seq.keys, count(1), strict=False))
+        if not start and (first := depths.get(keys[0])):
+            start = first - 1
+            seq.cached = start * self.settings.block_size
+        depth = depths.get(keys[-1], start + len(keys))
+        if depth > len(seq.keys):
+            depths[keys[-1]] = depth
         flight.blocks_seen = depth
         seq.visible_at = min(seq.visible_at, self.replay.clock - 1.0)
         return depth
@@ -360,10 +359,3 @@ def _common(ours: list[BlockKey], theirs: list[BlockKey], guess: Blocks) -> Bloc
         else:
             high = middle - 1
     return low
-
-
-def _depth_of(key: BlockKey, keys: list[BlockKey], guess: Blocks) -> Blocks:
-    """Return the number of blocks up to and including `key`; `guess` if the prompt lacks it."""
-    if guess <= len(keys) and keys[guess - 1] == key:
-        return guess
-    return keys.index(key) + 1 if key in keys else guess

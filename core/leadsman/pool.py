@@ -116,12 +116,6 @@ class Pool:
         for key in keys:
             self.free.pop(key, None)
 
-    def evict(self, lost: Blocks) -> None:
-        """Give up the head of the queue, where no event tells."""
-        self._queue = None
-        for key in list(islice(self.free, lost)):
-            del self.free[key]
-
     def check(self) -> None:
         """Assert what must hold: no key both pinned and free, stamps rise along the queue."""
         assert not self.pins.keys() & self.free.keys()

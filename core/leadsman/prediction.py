@@ -4,8 +4,7 @@ A prediction is a distribution, not a point: `expected` is the replay's own answ
 `quantile` adds the worker's recent residuals to it (conformal: no shape is assumed).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -29,7 +28,6 @@ class Price:
     cached_tokens: Tokens
     queued_tokens: Tokens
     queued_requests: int
-    cached_by_tier: Mapping[str, Tokens] = field(default_factory=dict)
 
     @property
     def ttft(self) -> Seconds:

@@ -1,11 +1,12 @@
 """What runs in an engine, as sums: decoding sequences, their ends, and the blocks that all hold.
 
 All that decode move in lockstep, one token a step, so they are kept as their number, their context,
-and how many need a block at which tick. Nothing is copied from the replay but its two queues of
-ends, of which only the next to come is looked at.
+and how many need a block at which tick. Nothing is copied from the replay.
 """
 
-from heapq import heappop, heappush
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
 
 from leadsman.mirror import Mirror
 from leadsman.replay import Seq
@@ -35,6 +36,10 @@ class Passage:
         return self.seq.keys
 
 
+End: TypeAlias = tuple[int, bool, int, RequestId, Passage | Seq]
+"""At which tick, whether that is only expected, since when, and who."""
+
+
 class Running:
     """Sums of what runs, at the start of step `tick`.
 
@@ -46,9 +51,8 @@ class Running:
     """
 
     __slots__ = (
-        "_decoding", "_ends", "_expectations", "_gone", "_is_async", "_limits", "_size", "context",
-        "decodes", "ended", "free", "held", "holders", "is_refused", "lost", "next_end", "phases",
-        "tick", "unused",
+        "_ends", "_is_async", "_size", "context", "decodes", "ended", "free", "held", "holders",
+        "is_refused", "lost", "next_end", "phases", "tick", "unused",
     )  # fmt: skip
 
     def __init__(self, mirror: Mirror) -> None:
@@ -63,11 +67,16 @@ class Running:
         self.phases = [0] * (2 * size)
         for phase, count in replay.phases.items():
             self.phases[phase] = self.phases[phase + size] = count
-        self._decoding, self._gone = replay.decoding, set[RequestId]()
-        self._limits, self._expectations = replay.limits.copy(), replay.expectations.copy()
-        self._ends: list[tuple[int, bool, RequestId, Passage | Seq]] = []
-        self.next_end = NEVER
-        self._await_earlier(self.tick + 1)
+        self._ends = _ends_of(replay.decoding.values(), self.tick + 1)
+        self.next_end = self._ends[0][0] if self._ends else NEVER
+
+    def _take(self, blocks: Blocks) -> None:
+        """Give blocks to new tokens: those that hold nothing first."""
+        self.free -= blocks
+        self.unused -= blocks
+        if self.unused < 0:
+            self.lost -= self.unused
+            self.unused = 0
 
     def _give_back(self) -> None:
         """Give back what those held who had ended a step ago."""
@@ -75,27 +84,6 @@ class Running:
             self.free += self.held
             self.held = self.holders = 0
             self.is_refused = False
-
-    def _await_earlier(self, soonest: int) -> None:
-        """Put the next to end of those that decoded from the start among the ends."""
-        limit = self._head(self._limits, is_limit=True)
-        due = max(soonest, self._head(self._expectations, is_limit=False))
-        heap = self._limits if limit <= due else self._expectations
-        if heap:
-            request = heappop(heap)[1]
-            self._gone.add(request)
-            seq = self._decoding[request]
-            heappush(self._ends, (min(limit, due), limit > due, request, seq))
-            self.next_end = self._ends[0][0]
-
-    def _head(self, heap: list[tuple[int, RequestId]], *, is_limit: bool) -> int:
-        while heap:
-            tick, request = heap[0]
-            seq = None if request in self._gone else self._decoding.get(request)
-            if seq is not None and tick == (seq.last_tick if is_limit else seq.due):
-                return tick
-            heappop(heap)
-        return NEVER
 
     def _begin_decoding(self, passage: Passage) -> None:
         """Its prompt is done: it decodes up to the end that is expected, or is over at once."""
@@ -113,13 +101,13 @@ class Running:
         self.phases[phase + size] += 1
         is_expected = seq.limit is None or left < certain
         end = tick + (left if is_expected else certain)
-        heappush(self._ends, (end, is_expected, seq.id, passage))
-        self.next_end = min(self.next_end, end)
+        heappush(self._ends, (end, is_expected, end, seq.id, passage))
+        self.next_end = self._ends[0][0]
 
     def _end_decodes(self) -> None:
         size, tick, ends = self._size, self.tick, self._ends
         while ends and ends[0][0] <= tick:
-            seq = heappop(ends)[3]
+            seq = heappop(ends)[-1]
             length = seq.computed + tick - seq.base
             self.decodes -= 1
             self.context -= length + 1
@@ -127,8 +115,6 @@ class Running:
             self.phases[phase] -= 1
             self.phases[phase + size] -= 1
             self._leave(seq, length, -(-length // size) - seq.shared)
-            if isinstance(seq, Seq):
-                self._await_earlier(tick)
         self.next_end = ends[0][0] if ends else NEVER
 
     def _leave(self, seq: Passage | Seq, length: Tokens, blocks: Blocks) -> None:
@@ -140,3 +126,20 @@ class Running:
         else:
             self.free += blocks
             self.is_refused = False
+
+
+def _ends_of(decoding: Iterable[Seq], soonest: int) -> list[End]:
+    """Queue the ends of those that decode already; whoever is overdue ends at `soonest`."""
+    ends: list[End] = []
+    for seq in decoding:
+        due, limit = seq.due, seq.limit
+        end, certain = (
+            max(due, soonest),
+            NEVER if limit is None else seq.base + limit - seq.generated,
+        )
+        if certain <= end:
+            ends.append((certain, False, certain, seq.id, seq))
+        else:
+            ends.append((end, True, due, seq.id, seq))
+    heapify(ends)
+    return ends

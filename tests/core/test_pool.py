@@ -43,11 +43,6 @@ class PoolBesideAList(RuleBasedStateMachine):
         self.pool.remove(keys)
         self.queue = [key for key in self.queue if key not in keys]
 
-    @rule(lost=st.integers(0, 5))
-    def evict(self, lost):
-        self.pool.evict(lost)
-        del self.queue[:lost]
-
     @rule()
     def clear(self):
         self.pool.clear()
@@ -98,9 +93,9 @@ def test_a_prefix_is_lost_from_its_deepest_block_on():
     pool.pin([1, 2, 3])
     pool.unpin([1, 2, 3])
 
-    pool.evict(1)
+    cutoff = pool.cutoff(1)
 
-    assert pool.depth([1, 2, 3], 3) == 2
+    assert pool.depth([1, 2, 3], 3, cutoff) == 2
 
 
 def test_what_was_used_last_is_lost_last():
@@ -109,10 +104,10 @@ def test_what_was_used_last_is_lost_last():
         pool.pin(keys)
         pool.unpin(keys)
 
-    pool.evict(2)
+    cutoff = pool.cutoff(2)
 
-    assert pool.depth([1, 2], 2) == 2
-    assert pool.depth([11, 12], 2) == 0
+    assert pool.depth([1, 2], 2, cutoff) == 2
+    assert pool.depth([11, 12], 2, cutoff) == 0
 
 
 def test_a_block_that_runs_is_not_lost_when_another_copy_is_removed():

@@ -3,6 +3,7 @@
 from collections import Counter
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +141,7 @@ def test_an_unmeasured_worker_is_ranked_like_any_other(fake_worker, candidates_o
     ("filter_", "left"),
     [
         (lambda candidates: candidates.ready(), ["a", "c"]),
-        (lambda candidates: candidates.only({"b:8000", "c:8000"}), ["b", "c"]),
+        (lambda candidates: candidates.at(np.array([1, 2])), ["b", "c"]),
     ],
     ids=["ready", "subset"],
 )

@@ -1,9 +1,11 @@
 from itertools import pairwise
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from leadsman.steptime import (
     CREDULOUS,
     REJECTS_TO_YIELD,
@@ -11,6 +13,7 @@ from leadsman.steptime import (
     StepFeatures,
     StepLearner,
     StepWeights,
+    non_negative,
 )
 
 TRUE = StepWeights(0.006, 6.6e-5, 5e-8, 5e-4, 4e-7, 0.004)
@@ -91,19 +94,20 @@ def test_no_weight_is_ever_negative_whatever_is_observed(observed):
     assert all(0 <= weight < float("inf") for weight in learner.weights)
 
 
-@given(stretches, stretches)
-def test_a_learner_that_was_reset_has_learned_nothing(before, after):
-    used, fresh = StepLearner(GUESS), StepLearner(GUESS)
-    for features, seconds in before:
-        used.observe(features, seconds)
+@given(
+    arrays.arrays(np.float64, (9, 6), elements=st.floats(-3, 3, width=16)),
+    arrays.arrays(np.float64, 6, elements=st.floats(-9, 9, width=16)),
+    arrays.arrays(np.bool_, 6),
+)
+def test_no_step_from_the_non_negative_minimum_leads_down(rows, moment, guess):
+    gram = rows.T @ rows + 0.1 * np.eye(6)
 
-    used.reset(GUESS)
-    for learner in (used, fresh):
-        for features, seconds in after:
-            learner.observe(features, seconds)
+    found = non_negative(gram, moment, guess)
 
-    assert used.weights == fresh.weights
-    assert (used.windows, used.prefill_windows) == (fresh.windows, fresh.prefill_windows)
+    slope = gram @ found - moment
+    assert (found >= 0).all()
+    assert (slope > -1e-6).all()
+    assert np.abs(slope * found).max() < 1e-6
 
 
 def taught(*, steps=600, trust=25.0):
