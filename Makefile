@@ -4,7 +4,7 @@ BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
 PROTO := fleet/leadsman_fleet/fleet.proto
 
-.PHONY: help install templates demo test parity check lint types contracts size proto bench lock clean
+.PHONY: help install templates demo test parity check lint types contracts size proto crds bench lock clean
 
 help:  ## say what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ size:  ## lines per file, by layer
 
 proto: install  ## generate the fleet stream's messages from fleet.proto
 	$(BIN)/python -m grpc_tools.protoc -I fleet --python_out=fleet --pyi_out=fleet --grpc_python_out=fleet $(PROTO)
+
+crds: install  ## write the custom resources' YAML from their definition in operator/
+	$(BIN)/python -m leadsman_operator.crds.manifests crds
 
 bench: install  ## predictions in virtual time and the parts' speed, into out/; some 15 minutes
 	mkdir -p out
