@@ -164,7 +164,7 @@ def _picker(
     service = Service(
         fleet=fleet,
         reads=reader,
-        budget_for=lambda _request: config.budget,
+        budget_for=lambda _request, _headers: config.budget,
         report=client.report,
         settings=config.picker,
         counts=counts,
