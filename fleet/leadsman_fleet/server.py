@@ -68,7 +68,7 @@ class FleetService(FleetServicer):
     ) -> None:
         self.skipped = 0
         self._log = fleet_log
-        self._pool = pool
+        self.pool = pool
         self._clock = clock
         self._timing = timing or ServerTiming()
         self._declared: Declared | None = None
@@ -95,7 +95,7 @@ class FleetService(FleetServicer):
     async def Watch(  # noqa: N802, D102  # the protocol's name, described in fleet.proto
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[pb.Envelope, None]:
-        if request.pool != self._pool:
+        if request.pool != self.pool:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool!r} here")
         replica = self._arrive(request.replica)
         news = asyncio.Event()
