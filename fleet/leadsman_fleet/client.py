@@ -91,6 +91,11 @@ class FleetClient:
         self._named: set[WorkerId] = set()
 
     @property
+    def epoch(self) -> str | None:
+        """The life of the log that is followed now; None before any was."""
+        return self._follower.epoch
+
+    @property
     def forgotten(self) -> int:
         """Reports that were dropped while nobody listened."""
         return self._outbox.forgotten
