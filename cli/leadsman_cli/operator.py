@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
         listen=arguments.listen,
         health=arguments.health,
         lease=arguments.lease,
+        lessons=arguments.lessons,
         secret=os.environ.get("LEADSMAN_SECRET", "").encode(),
     )
     try:
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--listen", default="0.0.0.0:9100", help="where pickers follow the fleet stream")
     add("--health", default="0.0.0.0:8081", help="where /healthz and /readyz are")
     add("--lease", type=_key, help="NAMESPACE/NAME: needed where there are several replicas")
+    add("--lessons", type=_key, help="NAMESPACE/NAME of a ConfigMap to keep what is learned in")
     add("--kubeconfig", help="else the pod's service account, or the user's own")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
     return parser

@@ -85,6 +85,10 @@ class FleetService(FleetServicer):
                 if reader != source:
                     news.set()
 
+    def lessons(self) -> list[Learned]:
+        """List what was learned of each worker last."""
+        return self._log.lessons()
+
     def declare(self, declared: Declared) -> None:
         """Say what is declared of the pool from now on."""
         if declared != self._declared:

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from leadsman.declared import Declared
-from leadsman.units import Seconds
+from leadsman.engine import EngineSettings
+from leadsman.records import Record, WorkerGone, WorkerSeen
+from leadsman.units import Seconds, WorkerId
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
 from leadsman_fleet.server import FleetService
 
 from leadsman_operator.collectors import Collectors
-from leadsman_operator.endpoint import CollectorTiming, Surroundings
+from leadsman_operator.endpoint import CollectorTiming, Publish, Surroundings
+from leadsman_operator.lessons import Lessons
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.precedence import declared, ranked
 from leadsman_operator.targets import targets_of
@@ -32,6 +35,7 @@ class Fleets:
     secret: bytes
     clock: Callable[[], Seconds]
     timing: CollectorTiming = field(default_factory=CollectorTiming)
+    lessons: Lessons = field(default_factory=Lessons)
     pools: Pools = field(init=False)
     _collectors: dict[Key, Collectors] = field(default_factory=dict)
     _planned: dict[Key, PoolView] = field(default_factory=dict)
@@ -69,6 +73,12 @@ class Fleets:
             if view.targets[endpoint].accepts
         )
 
+    def learn(self) -> bool:
+        """Remember what pickers have learned meanwhile; True where it is news."""
+        services = [self.pools.of(str(key)) for key in self._collectors]
+        news = [self.lessons.take(service.lessons()) for service in services]
+        return any(news)
+
     async def stop(self) -> None:
         """Stop collecting, and say nothing."""
         for collectors in self._collectors.values():
@@ -87,11 +97,27 @@ class Fleets:
     def _around(self, service: FleetService) -> Surroundings:
         return Surroundings(
             http=self.http,
-            publish=service.publish,
+            publish=self._teaching(service),
             clock=self.clock,
             secret=self.secret,
             timing=self.timing,
         )
+
+    def _teaching(self, service: FleetService) -> Publish:
+        """Publish to a pool, and with each worker that appears what is known of its like."""
+        taught: dict[WorkerId, EngineSettings] = {}
+
+        def publish(record: Record) -> None:
+            service.publish(record)
+            if isinstance(record, WorkerGone):
+                taught.pop(record.worker, None)
+            elif isinstance(record, WorkerSeen) and taught.get(record.worker) != record.settings:
+                taught[record.worker] = record.settings
+                lesson = self.lessons.of(record)
+                if lesson is not None:
+                    service.publish(lesson)
+
+        return publish
 
     def _service(self, pool: str) -> FleetService:
         return FleetService(FleetLog(epoch=uuid.uuid4().hex), pool=pool, clock=self.clock)

@@ -25,6 +25,7 @@ from leadsman_operator.fleets import Fleets
 from leadsman_operator.informer import WatchTiming
 from leadsman_operator.kube import Api
 from leadsman_operator.lease import Candidate, Election, LeaseTiming
+from leadsman_operator.lessons import LessonBook, Lessons
 from leadsman_operator.objects import Key
 from leadsman_operator.reporter import Reporter
 from leadsman_operator.watching import Watching
@@ -37,12 +38,14 @@ _ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTiming:
     """gather: how long changes wait for company; status: how often statuses are written at most;
-    settle: how long the port stays closed for engines that have not been asked yet.
+    settle: how long the port stays closed for engines that have not been asked yet;
+    learn: how often what was learned is kept.
     """
 
     gather: Seconds = 0.05
     status: Seconds = 3.0
     settle: Seconds = 3.0
+    learn: Seconds = 30.0
     watch: WatchTiming = field(default_factory=WatchTiming)
     collect: CollectorTiming = field(default_factory=CollectorTiming)
     lease: LeaseTiming = field(default_factory=LeaseTiming)
@@ -54,7 +57,8 @@ class OperatorSettings:
 
     namespaces: which it serves; none given: all. listen: where pickers follow the fleet stream.
     health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader; None: this
-    is the only replica. name: this replica's own.
+    is the only replica. lessons: the ConfigMap that keeps what was learned; None: nothing does.
+    name: this replica's own.
     """
 
     name: str
@@ -62,6 +66,7 @@ class OperatorSettings:
     listen: str = "0.0.0.0:9100"
     health: str | None = None
     lease: Key | None = None
+    lessons: Key | None = None
     secret: bytes = b""
     timing: OperatorTiming = field(default_factory=OperatorTiming)
 
@@ -104,11 +109,13 @@ class Operator:
         await self.watching.synced()
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
+            book = self._book()
             fleets = Fleets(
                 http=http,
                 secret=self.settings.secret,
                 clock=self.clock,
                 timing=self.settings.timing.collect,
+                lessons=await book.load() if book else Lessons(),
             )
             stack.push_async_callback(fleets.stop)
             await fleets.become(self.watching.world())
@@ -120,6 +127,12 @@ class Operator:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._reconcile(fleets), name="reconcile")
                 tasks.create_task(self._report(fleets), name="report")
+                if book is not None:
+                    tasks.create_task(self._keep(book, fleets), name="lessons")
+
+    def _book(self) -> LessonBook | None:
+        place = self.settings.lessons
+        return None if place is None else LessonBook(api=self.api, place=place)
 
     async def _settle(self, fleets: Fleets) -> None:
         with contextlib.suppress(TimeoutError):
@@ -139,6 +152,14 @@ class Operator:
         while True:
             await asyncio.sleep(self.settings.timing.status)
             await reporter.tell(self.watching.world(), fleets.views())
+
+    async def _keep(self, book: LessonBook, fleets: Fleets) -> None:
+        is_unsaved = False
+        while True:
+            await asyncio.sleep(self.settings.timing.learn)
+            is_unsaved |= fleets.learn()
+            if is_unsaved and await book.save(fleets.lessons):
+                is_unsaved = False
 
     @asynccontextmanager
     async def _health(self, address: str) -> AsyncIterator[None]:
