@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import yaml
-from leadsman.records import WorkerGone, WorkerSeen
+from leadsman.curve import fingerprint
+from leadsman.records import Learned, WorkerGone, WorkerSeen
 from leadsman_bench.processes import answers
 from leadsman_fleet.client import ClientTiming, FleetClient, Target
+from leadsman_operator.lessons import Lessons
 
 from .conftest import PATIENCE, PODS, create, kubeconfig_of
 from .control_plane import free_ports
@@ -103,6 +105,30 @@ class Stage:
         ready = f"http://127.0.0.1:{health}/readyz"
         self.running.until(name, lambda: answers(ready), PATIENCE)
         return f"127.0.0.1:{fleet}"
+
+    def picker(self, fleet, name, model):
+        """Start a picker of a pool; gives its address."""
+        port, metrics = free_ports(2)
+        config = self.folder / "picker.yaml"
+        settings = {"listen": f"127.0.0.1:{port}", "metrics_port": metrics, "drain": 0.0}
+        config.write_text(yaml.safe_dump({"models": [{"name": model}], "picker": settings}))
+        where = ["--fleet", fleet, "--pool", f"{self.namespace}/{name}", "--config", str(config)]
+        self.running.start("picker", [*LEADSMAN, "extproc", *where])
+        ready = f"http://127.0.0.1:{metrics}/metrics"
+        self.running.until("picker", lambda: answers(ready), PATIENCE)
+        return f"127.0.0.1:{port}"
+
+    def remember(self, settings):
+        """Keep a lesson of engines with these settings: a millisecond a token."""
+        lessons = Lessons()
+        samples = tuple((tokens, tokens / 1000) for tokens in range(100, 6000, 100))
+        named = fingerprint(settings)
+        lessons.take([Learned(worker="gone", fingerprint=named, samples=samples)])
+        create(
+            self.plane,
+            f"/api/v1/namespaces/{self.namespace}/configmaps",
+            {"metadata": {"name": "lessons"}, "data": {"lessons.json": lessons.written()}},
+        )
 
     def _token(self):
         account = {"metadata": {"name": "leadsman-operator"}}

@@ -1,9 +1,15 @@
+import asyncio
 import os
 import signal
 
+import aiohttp
 import pytest
+from leadsman_bench.envoy import running_envoy
+from leadsman_bench.envoy_config import EnvoyConfig
+from leadsman_engines.discovery import discover
+from leadsman_engines.profile import EMPTY_PROFILE
 
-from .conftest import OURS, PODS, POOLS, budget, create, pool, profile
+from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, profile
 from .stage import Stage, following, until
 
 EVENTS = "/api/v1/namespaces/{}/events"
@@ -238,3 +244,41 @@ async def test_where_the_leader_ends_another_takes_over_and_no_worker_is_lost(se
 
 def serving_words(stage):
     return lambda: stage.running.last_words("second-operator")
+
+
+async def test_a_budget_edited_live_is_what_requests_through_envoy_fall_under(serving):
+    ip = serving.engine("--speed", "50")
+    engine = f"{ip}:{serving.port}"
+    serving.pod("first", ip)
+    async with aiohttp.ClientSession() as http:
+        [rank] = (await discover(http, f"http://{engine}", EMPTY_PROFILE)).ranks
+        serving.remember(rank.settings)
+        fleet = serving.operator("operator", "--lessons", f"{serving.namespace}/lessons")
+        picker = serving.picker(fleet, "chat", rank.settings.model)
+        body = {"model": rank.settings.model, "prompt": "word " * 400, "max_tokens": 1}
+
+        with running_envoy(EnvoyConfig(engines=[engine], picker=picker)) as envoy:
+
+            async def status():
+                async with http.post(f"{envoy.url}/v1/completions", json=body) as answer:
+                    return answer.status, answer.headers.get("x-llm-d-request-dropped-reason")
+
+            await until_answered(status, (200, None))
+
+            create(serving.plane, budgets(serving), budget("hasty", ttft="1ms"))
+            await until_answered(status, (429, "would_miss_ttft"))
+
+            own = {"wouldMissTtft": 529}
+            serving.patch(f"{budgets(serving)}/hasty", {"spec": {"statuses": own}})
+            await until_answered(status, (529, "would_miss_ttft"))
+
+            serving.patch(f"{budgets(serving)}/hasty", {"spec": {"mode": "Shadow"}})
+            await until_answered(status, (200, None))
+
+
+async def until_answered(status, wanted):
+    said = []
+    async with asyncio.timeout(PATIENCE):
+        while not said or said[-1] != wanted:
+            said.append(await status())
+            await asyncio.sleep(0.1)

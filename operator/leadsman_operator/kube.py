@@ -40,15 +40,25 @@ class _Status(msgspec.Struct):
 
 @asynccontextmanager
 async def api(kubeconfig: str | None) -> AsyncIterator["Api"]:
-    """Connect by a kubeconfig file; None: as the pod that this runs in, or by the user's own."""
+    """Connect by a kubeconfig file; None: as the pod that this runs in, or by the user's own.
+
+    Raises OSError where there is nothing to connect by.
+    """
     settings = Configuration()
+    try:
+        await _configure(settings, kubeconfig)
+    except config.ConfigException as error:
+        raise OSError(f"no way to an API server: {error}") from error
+    async with ApiClient(settings) as client:
+        yield Api(client)
+
+
+async def _configure(settings: Configuration, kubeconfig: str | None) -> None:
     if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     else:
         where = {"config_file": kubeconfig, "client_configuration": settings}
         await config.load_kube_config(**where)  # type: ignore[no-untyped-call]
-    async with ApiClient(settings) as client:
-        yield Api(client)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
