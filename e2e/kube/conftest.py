@@ -86,16 +86,12 @@ def of_group(definition, group):
 
 
 def install(plane, definition):
-    """Create a CRD, and wait until it is served."""
+    """Create a CRD, and wait until its objects can be listed."""
     create(plane, CRDS, definition)
-    name = definition["metadata"]["name"]
-
-    def established():
-        _, said = plane.ask("GET", f"{CRDS}/{name}")
-        conditions = said.get("status", {}).get("conditions", [])
-        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
-
-    assert within(PATIENCE, established)
+    spec = definition["spec"]
+    [version] = [one["name"] for one in spec["versions"] if one["storage"]]
+    path = f"/apis/{spec['group']}/{version}/{spec['names']['plural']}"
+    assert within(PATIENCE, lambda: plane.ask("GET", path)[0] == 200)
 
 
 def within(patience, is_so):

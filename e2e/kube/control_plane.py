@@ -65,7 +65,15 @@ class ControlPlane:
             with urllib.request.urlopen(request, context=context, timeout=30) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
+            return error.code, _read(error.read())
+
+
+def _read(said: bytes):
+    """Read an error's body: JSON, but where a kind is not served yet."""
+    try:
+        return json.loads(said)
+    except ValueError:
+        return said.decode(errors="replace")
 
 
 def programs() -> Path:

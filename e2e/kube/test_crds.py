@@ -61,25 +61,29 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         (
             budget("b", maxQueueWait="30"),
             "spec.maxQueueWait",
-            "'30' is no duration above 0: write it like 30s, 1m30s or 250ms",
+            'Invalid value: "30": must be a duration above 0, written like 30s, 1m30s or 250ms',
         ),
-        (budget("b", ttft="0s"), "spec.ttft", "'0s' is no duration above 0"),
-        (budget("b", overload="-5s"), "spec.overload", "'-5s' is no duration above 0"),
+        (budget("b", ttft="0s"), "spec.ttft", '"0s": must be a duration above 0'),
+        (budget("b", overload="-5s"), "spec.overload", '"-5s": must be a duration above 0'),
         (
             budget("b", sessionMoveCost="cheap"),
             "spec.sessionMoveCost",
-            "'cheap' is no duration: write it like 0s, 250ms or 1m30s",
+            '"cheap": must be a duration, written like 0s, 250ms or 1m30s',
         ),
         (
             budget("b", confidence=1),
             "spec.confidence",
-            "1 is no confidence: it must be at least 0.5 and below 1",
+            "Invalid value: 1: must be at least 0.5 and below 1",
         ),
-        (budget("b", probes=1.5), "spec.probes", "1.5 is no share: it must be between 0 and 1"),
+        (
+            budget("b", probes=1.5),
+            "spec.probes",
+            "Invalid value: 1.5: must be a share between 0 and 1",
+        ),
         (
             budget("b", mode="Shadow", probes=0.1),
             "spec",
-            "probes is 0.1 in mode Shadow: it must be 0 there, since nobody is refused",
+            "probes must be 0 in mode Shadow, where nobody is refused: set mode to Enforce",
         ),
         (budget("b", mode="Off"), "spec.mode", 'supported values: "Enforce", "Shadow"'),
         (
@@ -94,14 +98,14 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         ),
         (
             budget("b", match={"headers": [{"name": "X-Tier", "value": "gold"}]}),
-            "spec.match.headers[0]",
-            "'X-Tier' is no header name: write it in lower case, like x-tier",
+            "spec.match.headers[0].name",
+            '"X-Tier": must be a header\'s name in lower case, like x-tier',
         ),
         (budget("b", match={"tenants": []}), "spec.match.tenants", "at least 1 items"),
         (
             profile("p", selector=SELECTOR, settings={"maxNumBatchedTokens": 8, "maxNumSeqs": 16}),
             "spec.settings",
-            "maxNumBatchedTokens is 8, less than maxNumSeqs, 16: vLLM needs at least one token",
+            "maxNumBatchedTokens must be at least maxNumSeqs: vLLM needs a token a sequence",
         ),
         (
             profile("p", selector=SELECTOR, kvEvents={"replayPort": 5558}),
@@ -111,7 +115,7 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         (
             profile("p", selector=SELECTOR, kvEvents={"published": False, "port": 5557}),
             "spec.kvEvents",
-            "published is false: drop port and replayPort, or set published to true",
+            "with published false, drop port and replayPort; or set published to true",
         ),
         (profile("p"), "spec.selector", "Required value"),
         (profile("p", selector={"matchLabels": {}}), "spec.selector.matchLabels", "at least 1"),

@@ -97,4 +97,4 @@ def test_every_message_says_what_is_allowed():
     advice = re.compile(r"must|write it|drop|state both|needs")
 
     assert rules
-    assert [rule for rule in rules if not advice.search(rule["messageExpression"])] == []
+    assert [rule for rule in rules if not advice.search(rule["message"])] == []

@@ -23,11 +23,7 @@ class StatedSettings(Part, frozen=True, kw_only=True):
         rule(
             "!has(self.maxNumBatchedTokens) || !has(self.maxNumSeqs)"
             " || self.maxNumBatchedTokens >= self.maxNumSeqs",
-            says=(
-                "'maxNumBatchedTokens is ' + string(self.maxNumBatchedTokens) + ', less than"
-                " maxNumSeqs, ' + string(self.maxNumSeqs) + ': vLLM needs at least one token a"
-                " sequence'"
-            ),
+            says="maxNumBatchedTokens must be at least maxNumSeqs: vLLM needs a token a sequence",
         ),
     )
     model: Annotated[Name | None, Meta(description="The model's name, as served.")] = None
@@ -71,11 +67,11 @@ class KvEvents(Part, frozen=True, kw_only=True):
     rules: ClassVar = (
         rule(
             "self.published || !(has(self.port) || has(self.replayPort))",
-            says="'published is false: drop port and replayPort, or set published to true'",
+            says="with published false, drop port and replayPort; or set published to true",
         ),
         rule(
             "!has(self.replayPort) || has(self.port)",
-            says="'replayPort is of no use without port: state both'",
+            says="replayPort is of no use without port: state both",
         ),
     )
     published: Annotated[bool, Meta(description="False: nobody is to look for them.")] = True

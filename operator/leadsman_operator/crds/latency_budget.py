@@ -14,6 +14,7 @@ from leadsman_operator.crds.parts import (
     PositiveDuration,
     Share,
     rule,
+    valid,
 )
 
 _SET: Final = {"x-kubernetes-list-type": "set"}
@@ -27,16 +28,20 @@ Status: TypeAlias = Annotated[int, Meta(ge=400, le=599)]
 class HeaderMatch(Part, frozen=True, kw_only=True):
     """A header that a request must carry with exactly this value."""
 
-    rules: ClassVar = (
-        rule(
-            "self.name.matches('^[a-z0-9!#$%&*+.^_|~-]+$')",
-            says=(
-                '"\'" + self.name + "\' is no header name: write it in lower case, like x-tier,'
-                ' without a colon"'
+    name: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=256,
+            description="In lower case.",
+            extra_json_schema=valid(
+                rule(
+                    "self.matches('^[a-z0-9!#$%&*+.^_|~-]+$')",
+                    says="must be a header's name in lower case, like x-tier",
+                )
             ),
         ),
-    )
-    name: Annotated[str, Meta(min_length=1, max_length=256, description="In lower case.")]
+    ]
     value: Annotated[str, Meta(max_length=4096, description="Its whole value.")]
 
 
@@ -54,7 +59,7 @@ class Match(Part, frozen=True, kw_only=True):
         Meta(description="Any of these InferenceObjectives, as the request's header names them."),
     ] = None
     headers: Annotated[
-        tuple[HeaderMatch, ...] | None,
+        Annotated[tuple[HeaderMatch, ...], Meta(min_length=1, max_length=16)] | None,
         Meta(description="All of these headers."),
     ] = None
 
@@ -76,8 +81,8 @@ class LatencyBudgetSpec(Part, frozen=True, kw_only=True):
         rule(
             "self.mode != 'Shadow' || self.probes == 0.0",
             says=(
-                "'probes is ' + string(self.probes) + ' in mode Shadow: it must be 0 there, since"
-                " nobody is refused; set mode to Enforce, or drop probes'"
+                "probes must be 0 in mode Shadow, where nobody is refused: set mode to Enforce, or"
+                " drop probes"
             ),
         ),
     )

@@ -3,7 +3,8 @@
 A `Part` becomes one object of a structural schema (`schema`): its docstring is the description,
 its `rules` are checked by the API server. A message says what is wrong and what is allowed, since
 its reader has only that. Wherever a type alone would let the server answer with a regular
-expression or a bare type name, a rule says it in words.
+expression or a bare type name, a rule says it in words. The server puts the wrong value before the
+message; to repeat it there would cost more than the server lets a schema's rules cost.
 """
 
 import re
@@ -22,54 +23,54 @@ _DURATION: Final = r"^([0-9]{1,5}(h|ms|m|s)){1,4}$"
 
 
 def rule(that: str, *, says: str) -> dict[str, str]:
-    """Write one rule in CEL; `says` is the message, itself an expression."""
-    return {"rule": that, "messageExpression": says}
+    """Write one rule in CEL, and what is said where it does not hold."""
+    return {"rule": that, "message": says}
 
 
-def _valid(*rules: dict[str, str]) -> dict[str, Any]:
+def valid(*rules: dict[str, str]) -> dict[str, Any]:
+    """Attach rules to a field."""
     return {"x-kubernetes-validations": list(rules)}
 
 
-def _is_duration(*, above_zero: bool) -> dict[str, Any]:
-    written = f"self.matches('{_DURATION}')"
-    if above_zero:
-        says = '"\'" + self + "\' is no duration above 0: write it like 30s, 1m30s or 250ms"'
-        return _valid(rule(f"{written} && duration(self) > duration('0s')", says=says))
-    return _valid(
-        rule(
-            written,
-            says='"\'" + self + "\' is no duration: write it like 0s, 250ms or 1m30s"',
-        )
-    )
-
-
 PositiveDuration: TypeAlias = Annotated[
-    str, Meta(max_length=32, extra_json_schema=_is_duration(above_zero=True))
+    str,
+    Meta(
+        max_length=32,
+        extra_json_schema=valid(
+            rule(
+                f"self.matches('{_DURATION}') && duration(self) > duration('0s')",
+                says="must be a duration above 0, written like 30s, 1m30s or 250ms",
+            )
+        ),
+    ),
 ]
 Duration: TypeAlias = Annotated[
-    str, Meta(max_length=32, extra_json_schema=_is_duration(above_zero=False))
+    str,
+    Meta(
+        max_length=32,
+        extra_json_schema=valid(
+            rule(
+                f"self.matches('{_DURATION}')",
+                says="must be a duration, written like 0s, 250ms or 1m30s",
+            )
+        ),
+    ),
 ]
 Share: TypeAlias = Annotated[
     float,
     Meta(
-        extra_json_schema=_valid(
-            rule(
-                "self >= 0.0 && self <= 1.0",
-                says="string(self) + ' is no share: it must be between 0 and 1'",
-            )
+        extra_json_schema=valid(
+            rule("self >= 0.0 && self <= 1.0", says="must be a share between 0 and 1")
         )
     ),
 ]
 Confidence: TypeAlias = Annotated[
     float,
     Meta(
-        extra_json_schema=_valid(
+        extra_json_schema=valid(
             rule(
                 "self >= 0.5 && self < 1.0",
-                says=(
-                    "string(self) + ' is no confidence: it must be at least 0.5 and below 1;"
-                    " 0.9 keeps nine promises in ten'"
-                ),
+                says="must be at least 0.5 and below 1; 0.9 keeps nine promises in ten",
             )
         )
     ),
