@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 MODULE: Final = Path(__file__).parent / "controlplane"
-PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager")
+PROGRAMS: Final = ("etcd", "kube-apiserver")
 PATIENCE: Final = 120.0
 
 
@@ -80,7 +80,7 @@ def programs() -> Path:
     """Find or build the programs; gives their folder. Raises NotToBeHadError."""
     stated = os.environ.get("KUBEBUILDER_ASSETS")
     if stated:
-        missing = [name for name in PROGRAMS[:2] if not (Path(stated) / name).exists()]
+        missing = [name for name in PROGRAMS if not (Path(stated) / name).exists()]
         if missing:
             raise NotToBeHadError(
                 f"KUBEBUILDER_ASSETS is {stated}, without {' and '.join(missing)}"

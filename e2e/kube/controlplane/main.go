@@ -1,6 +1,5 @@
-// Three programs of a Kubernetes control plane in one binary, told apart by the name that it is
-// run under, so that what they share is linked once: etcd, kube-apiserver and
-// kube-controller-manager, unpatched.
+// etcd and kube-apiserver, unpatched, in one binary: told apart by the name that it is run under,
+// so that what they share is linked once.
 package main
 
 import (
@@ -14,7 +13,6 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
-	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 )
 
 func main() {
@@ -23,8 +21,6 @@ func main() {
 		etcdmain.Main(os.Args)
 	case "kube-apiserver":
 		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
-	case "kube-controller-manager":
-		os.Exit(cli.Run(controllers.NewControllerManagerCommand()))
 	default:
 		fmt.Fprintf(os.Stderr, "no program %q in here\n", name)
 		os.Exit(2)
