@@ -2,7 +2,7 @@
 
 The programs come from KUBEBUILDER_ASSETS where that is set, as elsewhere in Kubernetes' own tests.
 Otherwise they are built from their Go modules, once, into a folder under the user's cache: one
-binary under several names. Cold that takes five to fifteen minutes and some 4 GB of Go's caches;
+binary under two names. Cold that takes some minutes on idle cores and 3 GB of Go's caches;
 afterwards nothing. A start takes three seconds and half a gigabyte, state included.
 
 Run as a program it builds, and says where.
