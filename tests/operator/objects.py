@@ -86,6 +86,7 @@ matches = st.none() | st.fixed_dictionaries(
         "headers": st.none()
         | st.lists(
             st.fixed_dictionaries({"name": NAMES, "value": NAMES}),
+            min_size=1,
             max_size=2,
             unique_by=lambda header: header["name"],
         ),
