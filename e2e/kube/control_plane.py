@@ -37,12 +37,13 @@ class NotToBeHadError(Exception):
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """A running API server. `kubeconfig` is the administrator's."""
+    """A running API server, and its process. `kubeconfig` is the administrator's."""
 
     url: str
     token: str
     authority: Path
     kubeconfig: Path
+    pid: int
 
     def ask(self, method, path, body=None, *, kind="application/json", table=False):
         """Send one request as the administrator; gives the status and what was answered.
@@ -195,6 +196,7 @@ def _start(stack: ExitStack, where: Path, folder: Path) -> ControlPlane:
         token=token,
         authority=folder / "certs" / "apiserver.crt",
         kubeconfig=folder / "kubeconfig",
+        pid=server.pid,
     )
     plane.kubeconfig.write_text(kubeconfig(plane, token))
     _wait_until_ready(plane, [etcd, server], folder)

@@ -222,6 +222,30 @@ async def test_a_pool_that_is_deleted_loses_its_workers_and_gets_them_back_with_
         await until(lambda: fleet.readiness() == there, fleet.readiness)
 
 
+async def test_while_the_api_server_is_away_nothing_is_lost_and_afterwards_all_is_heard(serving):
+    first, second = serving.engine(), serving.engine()
+    serving.pod("first", first)
+    there = {f"{first}:{serving.port}": True}
+    lease = ["--lease", f"{serving.namespace}/leadsman"]
+    address = serving.operator("operator", *lease)
+
+    async with following(address, chat(serving)) as fleet:
+        await until(lambda: fleet.readiness() == there, fleet.readiness)
+        epoch = fleet.client.epoch
+
+        os.kill(serving.plane.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: "no longer leading" in serving.running.last_words("operator"))
+        finally:
+            os.kill(serving.plane.pid, signal.SIGCONT)
+        serving.pod("second", second)
+
+        there |= {f"{second}:{serving.port}": True}
+        await until(lambda: fleet.readiness() == there, fleet.readiness)
+        assert fleet.client.epoch != epoch
+        assert fleet.gone == []
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 async def test_where_the_leader_ends_another_takes_over_and_no_worker_is_lost(serving, how):
     ip = serving.engine()
