@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from leadsman_bench.processes import dying_with_parent
+
 MODULE: Final = Path(__file__).parent / "controlplane"
 PROGRAMS: Final = ("etcd", "kube-apiserver")
 PATIENCE: Final = 120.0
@@ -214,7 +216,10 @@ class _Begin:
     def __call__(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context((self._folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(
-            [self._where / name, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            dying_with_parent([str(self._where / name), *arguments]),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
         )
         self._stack.callback(_end, process)
         return process
@@ -251,9 +256,11 @@ def _wait_until_ready(
     while time.monotonic() < until:
         for process in processes:
             if process.poll() is not None:
-                name = Path(process.args[0]).name
-                said = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
-                raise NotToBeHadError(f"{name} stopped with {process.returncode}: {' '.join(said)}")
+                logs = sorted(folder.glob("*.log"))
+                said = [line for log in logs for line in log.read_text().splitlines()[-3:]]
+                raise NotToBeHadError(
+                    f"a program stopped with {process.returncode}: {' '.join(said)}"
+                )
         try:
             status, _ = plane.ask("GET", "/api/v1/namespaces/default")
         except OSError:
