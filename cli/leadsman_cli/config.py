@@ -1,6 +1,6 @@
 """What `leadsman serve` is told: docs/fleet.example.yaml shows every key."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,25 @@ class Config:
 
     def served_models(self) -> tuple[ServedModel, ...]:
         """Load the models' tokenizers and templates. Raises ManifestError."""
-        return tuple(_load(spec, f"models[{place}]") for place, spec in enumerate(self.models))
+        return load_models(self.models)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerConfig:
+    """The file of a picker alone. budget: of requests that no LatencyBudget is for.
+
+    secret: the operator's.
+    """
+
+    models: tuple[ModelSpec, ...] = ()
+    budget: Budget = field(default_factory=Budget)
+    picker: Settings = field(default_factory=Settings)
+    secret: str = ""
+
+
+def load_models(models: Sequence[ModelSpec]) -> tuple[ServedModel, ...]:
+    """Load models' tokenizers and templates. Raises ManifestError."""
+    return tuple(_load(spec, f"models[{place}]") for place, spec in enumerate(models))
 
 
 def read_config(path: Path) -> Config:

@@ -32,6 +32,28 @@ def _parity(argv: list[str]) -> int:
     return parity.main(argv)
 
 
+def _extproc(argv: list[str]) -> int:
+    """Serve one picker of a fleet that an operator follows: --fleet host:port --pool NS/NAME."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from leadsman_cli import extproc
+
+    return extproc.main(argv)
+
+
+def _operator(argv: list[str]) -> int:
+    """Follow the pools of a Kubernetes cluster, and serve the fleet stream to pickers."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        from leadsman_cli import operator
+    except ModuleNotFoundError as error:
+        print(
+            f"leadsman operator: no module {error.name!r}: pip install 'leadsman[operator]'",
+            file=sys.stderr,
+        )
+        return 2
+    return operator.main(argv)
+
+
 def _simulate_engine(argv: list[str]) -> int:
     """Run a simulated engine that speaks as vLLM does."""
     from leadsman_engines.simulated import command
@@ -63,6 +85,8 @@ COMMANDS: Final[dict[str, Command]] = {
     "demo": _demo,
     "serve": _serve,
     "parity": _parity,
+    "extproc": _extproc,
+    "operator": _operator,
     "simulate-engine": _simulate_engine,
     "bench": _bench,
     "conformance": _conformance,

@@ -11,30 +11,21 @@ SIGTERM and SIGINT drain: the picker stops to be ready, requests in flight may e
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 import aiohttp
 import uvloop
 from leadsman.fleet import Fleet
-from leadsman.records import Learned, Record
-from leadsman.units import Seconds, WorkerId
-from leadsman_extproc.comparing import Comparing
-from leadsman_extproc.metrics import Counts
 from leadsman_extproc.models import ServedModel
-from leadsman_extproc.parity import Parity
-from leadsman_extproc.reading import Reader
 from leadsman_extproc.serve import Service
 from leadsman_extproc.server import Server
-from leadsman_fleet.client import FleetClient, Target
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.server import FleetService, listen
 from leadsman_operator.collectors import Collectors
@@ -43,12 +34,10 @@ from leadsman_operator.manifest import ManifestError
 
 from leadsman_cli.config import Config, read_config
 from leadsman_cli.logs import log_as_json
-from leadsman_cli.tokenize import EngineTokenizer
+from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
+from leadsman_cli.signals import ToldToStop
 
 log = logging.getLogger(__name__)
-
-_ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
-_LESSONS_EVERY: Final[Seconds] = 10.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,6 +70,16 @@ class Plan:
     models: tuple[ServedModel, ...]
     timing: CollectorTiming = field(default_factory=CollectorTiming)
 
+    @property
+    def picker(self) -> PickerPlan:
+        """What of it is the picker's."""
+        return PickerPlan(
+            models=self.models,
+            secret=self.config.secret.encode(),
+            budget=self.config.budget,
+            settings=self.config.picker,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
@@ -98,18 +97,15 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
     """Serve a plan until left, then drain. OSError: an address cannot be had."""
     clock = time.monotonic
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
+        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=ENGINE_TIMEOUT))
         published = FleetService(FleetLog(epoch=uuid.uuid4().hex), clock=clock)
         socket = Path(stack.enter_context(TemporaryDirectory(prefix="leadsman-"))) / "fleet"
         more = [plan.config.fleet.listen] if plan.config.fleet.listen else []
         stream, ports = await listen(published, f"unix:{socket}", *more)
         stack.push_async_callback(stream.stop, None)
-        fleet = Fleet()
-        engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
-        service, client, comparing = _picker(plan, fleet, engines, published, f"unix:{socket}")
-        follower = _begin(stack, client.run())
-        _begin(stack, comparing.run())
-        _begin(stack, _teach(fleet, client))
+        target = (f"unix:{socket}", published.pool)
+        parts = picker(plan.picker, http, target, take=published.take)
+        follower = follow(stack, parts)
         around = Surroundings(
             http=http,
             publish=published.publish,
@@ -120,104 +116,20 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         collectors = Collectors(around)
         stack.push_async_callback(collectors.stop)
         await collectors.set(plan.endpoints)
-        server = await stack.enter_async_context(service.run())
+        server = await stack.enter_async_context(parts.service.run())
         yield Running(
-            service=service,
+            service=parts.service,
             server=server,
-            fleet=fleet,
+            fleet=parts.fleet,
             fleet_ports=ports[1:],
             follower=follower,
         )
 
 
-def _picker(
-    plan: Plan,
-    fleet: Fleet,
-    engines: EngineTokenizer,
-    published: FleetService,
-    address: str,
-) -> tuple[Service, FleetClient, Comparing]:
-    """Put the picker together with its end of the stream; each knows the other."""
-    config = plan.config
-    counts = Counts()
-    parity = Parity(counts=counts, every=config.picker.parity_every)
-    reader = Reader(
-        models=plan.models,
-        secret=config.secret.encode(),
-        block_sizes=fleet.block_sizes,
-        tokenize=engines,
-        parity=parity,
-    )
-    comparing = Comparing(
-        models=[model.name for model in plan.models if model.text is not None],
-        parity=parity,
-        engines=engines,
-        own=reader.own,
-        clock=time.monotonic,
-    )
-
-    def take(record: Record) -> None:
-        service.take(record)
-
-    target = Target(address=address, replica=uuid.uuid4().hex)
-    client = FleetClient(target, take, take=published.take)
-    service = Service(
-        fleet=fleet,
-        reads=reader,
-        budget_for=lambda _request: config.budget,
-        report=client.report,
-        settings=config.picker,
-        counts=counts,
-    )
-    return service, client, comparing
-
-
-def _ready_endpoints(fleet: Fleet) -> Callable[[str], Collection[str]]:
-    def find(model: str) -> Collection[str]:
-        workers = fleet.workers.values()
-        ready = (one for one in workers if one.ready and one.settings.model == model)
-        return list(dict.fromkeys(worker.endpoint for worker in ready))
-
-    return find
-
-
-async def _teach(fleet: Fleet, client: FleetClient) -> None:
-    """Tell what was learned of each worker's speed, so that a replica that joins has it."""
-    told: dict[WorkerId, Learned] = {}
-    while True:
-        await asyncio.sleep(_LESSONS_EVERY)
-        for worker, state in fleet.workers.items():
-            lesson = state.curves.export(worker)
-            if lesson.samples and told.get(worker) != lesson:
-                told[worker] = lesson
-                client.report(lesson)
-        for worker in told.keys() - fleet.workers.keys():
-            del told[worker]
-
-
-def _begin(stack: AsyncExitStack, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-    """Start a task that ends with the stack."""
-    task = asyncio.create_task(work)
-
-    async def end() -> None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    stack.push_async_callback(end)
-    return task
-
-
 async def _until_told(plan: Plan) -> None:
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+    told = ToldToStop()
     async with serving(plan) as running:
         log.info("serving", extra={"port": running.server.port, "fleet": running.fleet_ports})
-        waiting = asyncio.create_task(told.wait())
-        await asyncio.wait([waiting, running.follower], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if running.follower.done():
-            running.follower.result()
+        await told.wait(running.follower)
         log.info("draining", extra={"in_flight": len(running.service.grants)})
     log.info("stopped")

@@ -134,7 +134,8 @@ class Picking:
         if request.id != arrival.id:
             request = replace(request, id=arrival.id)
         try:
-            decision = self.picker.decide(request, self.budget_for(request), now, self.rng)
+            budget = self.budget_for(request, arrival.headers)
+            decision = self.picker.decide(request, budget, now, self.rng)
         except Exception:
             LOG.exception("deciding on a request failed", extra={"request": request.id})
             self.counts.errors["decide"] += 1
@@ -196,7 +197,7 @@ class Picking:
 
     def _nowhere(self, arrival: Arrival) -> Answer:
         request = self._estimate(arrival)
-        refused = no_endpoint(request, self.budget_for(request), self.rng)
+        refused = no_endpoint(request, self.budget_for(request, arrival.headers), self.rng)
         return self._refuse(refused, api_of(arrival.path))
 
     def _identify(self, headers: Mapping[str, str]) -> RequestId:

@@ -18,7 +18,8 @@ from leadsman.units import RequestId, Seconds, Tokens, WorkerId
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.grants import Grant
 
-BudgetFor: TypeAlias = Callable[[Request], Budget]
+BudgetFor: TypeAlias = Callable[[Request, Mapping[str, str]], Budget]
+"""Says which budget a request falls under, by itself and its headers."""
 
 
 class Picker(Protocol):

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
+from leadsman.declared import Declared
 from leadsman.records import Record, WorkerGone, WorkerSeen
 from leadsman.units import Seconds, WorkerId
 
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.clocks import ClockOffset
 from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted
+from leadsman_fleet.declared_codec import decode_declared
 from leadsman_fleet.fleet_pb2_grpc import FleetStub
 from leadsman_fleet.follower import Follower, Part, Phase
 from leadsman_fleet.outbox import Outbox, Report
@@ -57,6 +59,8 @@ class Target:
 class FleetClient:
     """Follows one pool. `on_record` gets every record in order, its times on `clock`.
 
+    declared: what the pool's owner declares, as last told; None before that, or where nobody does.
+
     take: where the log's owner is in this process, its `take`: reports go there as they are.
     """
 
@@ -70,6 +74,7 @@ class FleetClient:
         take: Callable[[str, Sequence[Record]], None] | None = None,
     ) -> None:
         self.synced = asyncio.Event()
+        self.declared: Declared | None = None
         self.skipped = 0
         self.failed = 0
         self._target = target
@@ -84,6 +89,11 @@ class FleetClient:
         self._heard_at: Seconds | None = None
         self._named_in: str | None = None
         self._named: set[WorkerId] = set()
+
+    @property
+    def epoch(self) -> str | None:
+        """The life of the log that is followed now; None before any was."""
+        return self._follower.epoch
 
     @property
     def forgotten(self) -> int:
@@ -151,6 +161,9 @@ class FleetClient:
         now = self._clock()
         self._heard_at = now
         offset = self._offset.observe(envelope.sent_at, now)
+        if envelope.HasField("declared"):
+            self.declared, unknown = decode_declared(envelope.declared)
+            self.skipped += unknown
         decoded = decode(envelope.records)
         self.skipped += decoded.skipped
         part = Part(
@@ -207,6 +220,7 @@ class FleetClient:
             replica=self._target.replica,
             sent_at=self._clock(),
             records=[encode(report) for report in batch],
+            pool=self._target.pool,
         )
         await stub.Report(request, timeout=self._timing.silence)
 

@@ -20,7 +20,7 @@ class WatchRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., replica: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("version", "epoch", "sequence", "phase", "sent_at", "records")
+    __slots__ = ("version", "epoch", "sequence", "phase", "sent_at", "records", "declared")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LIVE: _ClassVar[Envelope.Phase]
@@ -35,25 +35,29 @@ class Envelope(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_FIELD_NUMBER: _ClassVar[int]
     version: int
     epoch: str
     sequence: int
     phase: Envelope.Phase
     sent_at: float
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., phase: _Optional[_Union[Envelope.Phase, str]] = ..., sent_at: _Optional[float] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+    declared: Declared
+    def __init__(self, version: _Optional[int] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., phase: _Optional[_Union[Envelope.Phase, str]] = ..., sent_at: _Optional[float] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., declared: _Optional[_Union[Declared, _Mapping]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("version", "replica", "sent_at", "records")
+    __slots__ = ("version", "replica", "sent_at", "records", "pool")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     version: int
     replica: str
     sent_at: float
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(self, version: _Optional[int] = ..., replica: _Optional[str] = ..., sent_at: _Optional[float] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+    pool: str
+    def __init__(self, version: _Optional[int] = ..., replica: _Optional[str] = ..., sent_at: _Optional[float] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("appended", "skipped")
@@ -284,3 +288,75 @@ class Weights(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Declared(_message.Message):
+    __slots__ = ("budgets",)
+    BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    budgets: _containers.RepeatedCompositeFieldContainer[ScopedBudget]
+    def __init__(self, budgets: _Optional[_Iterable[_Union[ScopedBudget, _Mapping]]] = ...) -> None: ...
+
+class ScopedBudget(_message.Message):
+    __slots__ = ("budget", "scope")
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    budget: Budget
+    scope: Scope
+    def __init__(self, budget: _Optional[_Union[Budget, _Mapping]] = ..., scope: _Optional[_Union[Scope, _Mapping]] = ...) -> None: ...
+
+class Budget(_message.Message):
+    __slots__ = ("name", "max_queue_wait", "ttft", "confidence", "overload", "statuses", "should_retry", "retry_jitter", "mode", "session_move_cost", "probes")
+    class StatusesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    OVERLOAD_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
+    SHOULD_RETRY_FIELD_NUMBER: _ClassVar[int]
+    RETRY_JITTER_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_MOVE_COST_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    max_queue_wait: float
+    ttft: float
+    confidence: float
+    overload: float
+    statuses: _containers.ScalarMap[str, int]
+    should_retry: bool
+    retry_jitter: float
+    mode: str
+    session_move_cost: float
+    probes: float
+    def __init__(self, name: _Optional[str] = ..., max_queue_wait: _Optional[float] = ..., ttft: _Optional[float] = ..., confidence: _Optional[float] = ..., overload: _Optional[float] = ..., statuses: _Optional[_Mapping[str, int]] = ..., should_retry: _Optional[bool] = ..., retry_jitter: _Optional[float] = ..., mode: _Optional[str] = ..., session_move_cost: _Optional[float] = ..., probes: _Optional[float] = ...) -> None: ...
+
+class Scope(_message.Message):
+    __slots__ = ("models", "tenants", "objectives", "headers")
+    class HeadersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVES_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    models: Words
+    tenants: Words
+    objectives: Words
+    headers: _containers.ScalarMap[str, str]
+    def __init__(self, models: _Optional[_Union[Words, _Mapping]] = ..., tenants: _Optional[_Union[Words, _Mapping]] = ..., objectives: _Optional[_Union[Words, _Mapping]] = ..., headers: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Words(_message.Message):
+    __slots__ = ("words",)
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, words: _Optional[_Iterable[str]] = ...) -> None: ...

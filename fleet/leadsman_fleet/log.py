@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leadsman.records import Granted, Record
+from leadsman.records import Granted, Learned, Record
 
 from leadsman_fleet.codec import weight
 from leadsman_fleet.state import FleetState
@@ -101,3 +101,7 @@ class FleetLog:
     def grants_of(self, source: str) -> list[Granted]:
         """List the live grants that one replica reported."""
         return self._state.grants_of(source)
+
+    def lessons(self) -> list[Learned]:
+        """List what was learned of each worker last."""
+        return self._state.lessons()

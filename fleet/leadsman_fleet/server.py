@@ -3,23 +3,26 @@
 A watcher has no queue. It has a position, and whenever it is ready for more it is sent what the
 log holds since then, as one batch, so a slow one neither blocks the others nor costs memory.
 Reports of pickers enter the same log and so reach every other replica. A replica that has not
-watched for a while has its grants ended: the connections that it held are gone with it.
+watched for a while has its grants ended: the connections that it held are gone with it. What is
+declared of the pool is no record but a state: each stream is told it once, and when it changes.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+from leadsman.declared import Declared
 from leadsman.records import Ended, Granted, Learned, Outcome, Record, TokensSeen
 from leadsman.units import Seconds
 
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.clocks import ClockOffset
 from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted, weight
+from leadsman_fleet.declared_codec import encode_declared
 from leadsman_fleet.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from leadsman_fleet.log import Catchup, FleetLog
 
@@ -65,9 +68,10 @@ class FleetService(FleetServicer):
     ) -> None:
         self.skipped = 0
         self._log = fleet_log
-        self._pool = pool
+        self.pool = pool
         self._clock = clock
         self._timing = timing or ServerTiming()
+        self._declared: Declared | None = None
         self._news: dict[asyncio.Event, str] = {}
         self._replicas: dict[str, _Replica] = {}
 
@@ -81,10 +85,21 @@ class FleetService(FleetServicer):
                 if reader != source:
                     news.set()
 
+    def lessons(self) -> list[Learned]:
+        """List what was learned of each worker last."""
+        return self._log.lessons()
+
+    def declare(self, declared: Declared) -> None:
+        """Say what is declared of the pool from now on."""
+        if declared != self._declared:
+            self._declared = declared
+            for news in self._news:
+                news.set()
+
     async def Watch(  # noqa: N802, D102  # the protocol's name, described in fleet.proto
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.Envelope]:
-        if request.pool != self._pool:
+    ) -> AsyncGenerator[pb.Envelope, None]:
+        if request.pool != self.pool:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool!r} here")
         replica = self._arrive(request.replica)
         news = asyncio.Event()
@@ -128,10 +143,14 @@ class FleetService(FleetServicer):
     ) -> AsyncIterator[pb.Envelope]:
         epoch = request.epoch or None
         sequence = request.sequence
+        told: Declared | None = None
         while True:
             news.clear()
             catchup = self._log.since(epoch, sequence, reader=request.replica)
             for envelope in self._envelopes(catchup):
+                if self._declared is not None and self._declared is not told:
+                    told = self._declared
+                    envelope.declared.CopyFrom(encode_declared(told))
                 yield envelope
             epoch, sequence = self._log.epoch, catchup.sequence
             if sequence < self._log.sequence:
@@ -214,7 +233,7 @@ async def _happens(event: asyncio.Event, *, within: Seconds) -> bool:
     return True
 
 
-async def listen(service: FleetService, *addresses: str) -> tuple[grpc.aio.Server, list[int]]:
+async def listen(service: FleetServicer, *addresses: str) -> tuple[grpc.aio.Server, list[int]]:
     """Start serving at addresses (`host:port`, port 0 for a free one, or `unix:path`).
 
     Gives the server and its ports. OSError where an address cannot be had.

@@ -91,6 +91,10 @@ class FleetState:
             if grant.source == source
         ]
 
+    def lessons(self) -> list[Learned]:
+        """List what was learned of each worker last."""
+        return [one.learned for one in self._workers.values() if one.learned is not None]
+
     def _see(self, record: WorkerSeen) -> bool:
         worker = self._workers.get(record.worker)
         if worker is None:

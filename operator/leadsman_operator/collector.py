@@ -46,10 +46,14 @@ _NOT_UNDERSTOOD = (UnknownSettingError, EngineProtocolError, *_NO_ANSWER)
 
 
 class Collector:
-    """One endpoint's collector; run it as a task, and `leave` when the endpoint is removed."""
+    """One endpoint's collector; run it as a task, and `leave` when the endpoint is removed.
+
+    problem: why the engine is not followed now; None while it is, or before it was asked.
+    """
 
     def __init__(self, endpoint: Endpoint, around: Surroundings) -> None:
         self.roster = Roster(around.publish, around.clock)
+        self.problem: str | None = None
         self._endpoint = endpoint
         self._address = endpoint.address
         self._around = around
@@ -60,6 +64,7 @@ class Collector:
         """Collect until cancelled, one life of the engine after another."""
         while True:
             engine, address = await self._discover()
+            self.problem = None
             self.roster.call(
                 {
                     self._worker(rank): self._seen(rank, address, engine.metrics)
@@ -89,7 +94,8 @@ class Collector:
                 return await self._ask(), await self._endpoint.resolve()
             except _NOT_UNDERSTOOD as error:
                 self.roster.be_ready(ready=False)
-                fields = {"endpoint": self._endpoint.url, "error": str(error) or repr(error)}
+                self.problem = str(error) or repr(error)
+                fields = {"endpoint": self._endpoint.url, "error": self.problem}
                 log.warning("engine not understood", extra=fields)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, self._timing.retry)
@@ -147,6 +153,7 @@ class Collector:
             asked_at = self._around.clock()
             page = await self._answer(self._metrics())
             if page is None:
+                self.problem = "no answer from /metrics"
                 self.roster.be_ready(ready=False)
                 healthy_at = asked_at - self._timing.health
                 await asyncio.sleep(self._timing.poll)
@@ -160,7 +167,8 @@ class Collector:
             is_busy = self._tell_load(engine, page, asked_at)
             if asked_at - healthy_at >= self._timing.health or not page.is_awake:
                 healthy_at = asked_at
-                self.roster.be_ready(ready=page.is_awake and await self._is_healthy())
+                self.problem = await self._complaint(page)
+                self.roster.be_ready(ready=self.problem is None)
             if asked_at - checked_at >= self._timing.recheck:
                 checked_at = asked_at
                 if await self._has_changed(engine):
@@ -192,8 +200,11 @@ class Collector:
             response.raise_for_status()
             return read_metrics(await response.read())
 
-    async def _is_healthy(self) -> bool:
-        return await self._answer(self._health()) or False
+    async def _complaint(self, page: EngineMetrics) -> str | None:
+        if not page.is_awake:
+            return "the engine sleeps"
+        is_healthy = await self._answer(self._health())
+        return None if is_healthy else "/health does not say that the engine is well"
 
     async def _health(self) -> bool:
         async with self._around.http.get(f"{self._base}/health") as response:

@@ -16,10 +16,15 @@ Publish: TypeAlias = Callable[[Record], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One address that serves an engine's API."""
+    """One address that serves an engine's API.
+
+    pod: names whose it is, where that is known: another pod at the same address is another
+        endpoint.
+    """
 
     url: str
     profile: EngineProfile = EMPTY_PROFILE
+    pod: str | None = None
 
     @property
     def address(self) -> str:

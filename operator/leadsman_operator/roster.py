@@ -18,10 +18,12 @@ from leadsman_operator.endpoint import Publish
 
 
 class Roster:
-    """The workers of one endpoint."""
+    """The workers of one endpoint, as they say they are; told as ready only while it is open."""
 
     def __init__(self, publish: Publish, clock: Callable[[], Seconds]) -> None:
         self.workers: dict[WorkerId, WorkerSeen] = {}
+        self.told: dict[WorkerId, WorkerSeen] = {}
+        self._is_open = True
         self._loads: dict[WorkerId, LoadSample] = {}
         self._publish = publish
         self._clock = clock
@@ -73,17 +75,27 @@ class Roster:
         for seen in list(self.workers.values()):
             self._say(replace(seen, ready=ready))
 
+    def open(self, *, is_open: bool) -> None:
+        """Say whether new requests may go there, whatever the engine says of itself."""
+        if is_open != self._is_open:
+            self._is_open = is_open
+            for seen in list(self.workers.values()):
+                self._say(seen)
+
     def leave(self) -> None:
         """Say that all of them are gone."""
         for worker in list(self.workers):
             self._forget(worker)
 
     def _say(self, seen: WorkerSeen) -> None:
-        if self.workers.get(seen.worker) != seen:
-            self.workers[seen.worker] = seen
-            self._publish(seen)
+        self.workers[seen.worker] = seen
+        told = replace(seen, ready=seen.ready and self._is_open)
+        if self.told.get(seen.worker) != told:
+            self.told[seen.worker] = told
+            self._publish(told)
 
     def _forget(self, worker: WorkerId) -> None:
         del self.workers[worker]
+        del self.told[worker]
         self._loads.pop(worker, None)
         self._publish(WorkerGone(worker=worker))

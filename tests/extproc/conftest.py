@@ -325,7 +325,7 @@ class Behind:
         picking = Picking(
             reads=ReadsAnEstimate(),
             picker=picker,
-            budget_for=lambda request: Budget(),
+            budget_for=lambda request, headers: Budget(),
             keeps=keeps,
             report=lambda record: None,
             grants=grants,

@@ -293,3 +293,54 @@ def test_an_address_is_what_the_url_says(url, address):
 
 async def test_a_name_is_resolved_to_what_a_gateway_can_send_to():
     assert await Endpoint(url="http://localhost:8000").resolve() == "127.0.0.1:8000"
+
+
+async def test_an_endpoint_that_is_closed_takes_no_requests_until_it_is_opened(stage):
+    await stage.collectors.set([stage.endpoint], closed=[stage.endpoint])
+    closed = await stage.hear(WorkerSeen)
+
+    await stage.collectors.set([stage.endpoint])
+    opened = await stage.hear(WorkerSeen)
+
+    assert not closed.ready
+    assert opened.ready
+    assert opened.worker == closed.worker
+
+
+async def test_an_endpoint_that_is_closed_and_opened_keeps_what_its_engine_says_of_itself(stage):
+    await stage.collectors.set([stage.endpoint])
+    await stage.hear(WorkerSeen)
+    stage.engine.is_healthy = False
+    await stage.hear(WorkerSeen, lambda seen: not seen.ready)
+
+    await stage.collectors.set([stage.endpoint], closed=[stage.endpoint])
+    await stage.collectors.set([stage.endpoint])
+    stage.engine.is_healthy = True
+
+    assert (await stage.hear(WorkerSeen)).ready
+
+
+async def problem(stage, is_so):
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = stage.collectors.found()[stage.endpoint]
+            if is_so(found):
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def test_why_an_engine_is_not_followed_is_told_until_it_is(stage):
+    stage.engine.is_reachable = False
+    await stage.collectors.set([stage.endpoint])
+
+    found = await problem(stage, lambda found: found.problem)
+    assert "502" in found.problem
+    assert found.workers == ()
+
+    stage.engine.is_reachable = True
+    found = await problem(stage, lambda found: found.problem is None)
+    assert [worker.endpoint for worker in found.workers] == [stage.endpoint.address]
+
+    stage.engine.is_healthy = False
+    found = await problem(stage, lambda found: found.problem)
+    assert found.problem == "/health does not say that the engine is well"

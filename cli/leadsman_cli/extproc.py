@@ -1,0 +1,71 @@
+"""`leadsman extproc`: one picker of a fleet that is followed elsewhere, mostly by the operator.
+
+It serves as soon as it knows a worker, and keeps deciding on what it knows while the stream is
+away. Its budgets come by the stream; the file says what the stream cannot: tokenizers and how to
+serve.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from leadsman_operator.manifest import ManifestError, read_manifest
+
+from leadsman_cli.config import PickerConfig, load_models
+from leadsman_cli.logs import log_as_json
+from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
+from leadsman_cli.signals import ToldToStop
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status, 2 where the file is wrong."""
+    parser = argparse.ArgumentParser(prog="leadsman extproc", description=main.__doc__)
+    add = parser.add_argument
+    add("--fleet", required=True, help="host:port of the operator's fleet stream")
+    add("--pool", required=True, help="NAMESPACE/NAME of the InferencePool")
+    add("--config", type=Path, help="models, picker, budget; the secret also by LEADSMAN_SECRET")
+    add("--log-level", default="info", choices=["debug", "info", "warning"])
+    arguments = parser.parse_args(argv)
+    log_as_json(arguments.log_level)
+    try:
+        plan = _plan(arguments.config)
+    except (ManifestError, OSError) as error:
+        print(f"leadsman extproc: {arguments.config}: {error}", file=sys.stderr)
+        return 2
+    try:
+        uvloop.run(_serve(plan, (arguments.fleet, arguments.pool)))
+    except OSError as error:
+        log.critical("cannot serve", extra={"error": str(error)})
+        return 1
+    return 0
+
+
+def _plan(path: Path | None) -> PickerPlan:
+    config = read_manifest(path.read_text(), PickerConfig) if path else PickerConfig()
+    return PickerPlan(
+        models=load_models(config.models),
+        secret=(config.secret or os.environ.get("LEADSMAN_SECRET", "")).encode(),
+        budget=config.budget,
+        settings=config.picker,
+    )
+
+
+async def _serve(plan: PickerPlan, target: tuple[str, str]) -> None:
+    told = ToldToStop()
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=ENGINE_TIMEOUT))
+        parts = picker(plan, http, target)
+        follower = follow(stack, parts)
+        server = await stack.enter_async_context(parts.service.run())
+        log.info("serving", extra={"port": server.port, "pool": target[1]})
+        await told.wait(follower)
+        log.info("draining", extra={"in_flight": len(parts.service.grants)})
+    log.info("stopped")

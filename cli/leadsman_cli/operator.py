@@ -1,0 +1,77 @@
+"""`leadsman operator`: the operator as a process, until it is told to stop."""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Sequence
+
+import uvloop
+from leadsman_operator.kube import ApiError, api
+from leadsman_operator.objects import Key
+from leadsman_operator.operator import Operator, OperatorSettings
+
+from leadsman_cli.logs import log_as_json
+from leadsman_cli.signals import ToldToStop
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; gives the exit status."""
+    arguments = _parser().parse_args(argv)
+    log_as_json(arguments.log_level)
+    settings = OperatorSettings(
+        name=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        namespaces=tuple(arguments.namespace),
+        listen=arguments.listen,
+        health=arguments.health,
+        lease=arguments.lease,
+        lessons=arguments.lessons,
+        secret=os.environ.get("LEADSMAN_SECRET", "").encode(),
+    )
+    try:
+        uvloop.run(_run(settings, arguments.kubeconfig))
+    except (ApiError, OSError) as error:
+        print(f"leadsman operator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="leadsman operator",
+        description="Follows the cluster's InferencePools. The secret that names block keys is"
+        " taken from LEADSMAN_SECRET, and must be the pickers'.",
+    )
+    add = parser.add_argument
+    add("--namespace", action="append", default=[], help="serve this one; again for more; or all")
+    add("--listen", default="0.0.0.0:9100", help="where pickers follow the fleet stream")
+    add("--health", default="0.0.0.0:8081", help="where /healthz and /readyz are")
+    add("--lease", type=_key, help="NAMESPACE/NAME: needed where there are several replicas")
+    add("--lessons", type=_key, help="NAMESPACE/NAME of a ConfigMap to keep what is learned in")
+    add("--kubeconfig", help="else the pod's service account, or the user's own")
+    add("--log-level", default="info", choices=["debug", "info", "warning"])
+    return parser
+
+
+def _key(text: str) -> Key:
+    namespace, _, name = text.partition("/")
+    if not (namespace and name):
+        raise argparse.ArgumentTypeError(f"NAMESPACE/NAME, not {text!r}")
+    return Key(namespace, name)
+
+
+async def _run(settings: OperatorSettings, kubeconfig: str | None) -> None:
+    told = ToldToStop()
+    async with api(kubeconfig) as server:
+        operator = asyncio.create_task(Operator(api=server, settings=settings).run())
+        try:
+            await told.wait(operator)
+        finally:
+            operator.cancel()
+            await asyncio.gather(operator, return_exceptions=True)
+    log.info("stopped")

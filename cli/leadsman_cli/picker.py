@@ -1,0 +1,143 @@
+"""A picker and its end of the fleet stream, put together: what `serve` and `extproc` share."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+from leadsman.budget import Budget
+from leadsman.declared import Declared
+from leadsman.fleet import Fleet
+from leadsman.records import Learned, Record
+from leadsman.request import Request
+from leadsman.units import Seconds, WorkerId
+from leadsman_extproc.comparing import Comparing
+from leadsman_extproc.metrics import Counts
+from leadsman_extproc.models import ServedModel
+from leadsman_extproc.parity import Parity
+from leadsman_extproc.reading import Reader
+from leadsman_extproc.serve import Service
+from leadsman_extproc.settings import Settings
+from leadsman_fleet.client import FleetClient, Target
+
+from leadsman_cli.tokenize import EngineTokenizer
+
+ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+_LESSONS_EVERY: Final[Seconds] = 10.0
+_NOTHING: Final = Declared()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerPlan:
+    """A picker that can be put together. budget: of requests that nothing is declared for."""
+
+    models: tuple[ServedModel, ...]
+    secret: bytes
+    budget: Budget = field(default_factory=Budget)
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerParts:
+    """The service, what it decides on, and what keeps that true."""
+
+    service: Service
+    fleet: Fleet
+    client: FleetClient
+    comparing: Comparing
+
+
+def picker(
+    plan: PickerPlan,
+    http: aiohttp.ClientSession,
+    target: tuple[str, str],
+    *,
+    take: Callable[[str, Sequence[Record]], None] | None = None,
+) -> PickerParts:
+    """Put a picker together with its end of the stream; each knows the other.
+
+    target: the stream's address, and the pool. take: the log's own, where it is in this process.
+    """
+    address, pool = target
+    fleet, counts = Fleet(), Counts()
+    engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
+    parity = Parity(counts=counts, every=plan.settings.parity_every)
+    reader = Reader(
+        models=plan.models,
+        secret=plan.secret,
+        block_sizes=fleet.block_sizes,
+        tokenize=engines,
+        parity=parity,
+    )
+    comparing = Comparing(
+        models=[model.name for model in plan.models if model.text is not None],
+        parity=parity,
+        engines=engines,
+        own=reader.own,
+        clock=time.monotonic,
+    )
+
+    def hear(record: Record) -> None:
+        service.take(record)
+
+    def budget_for(request: Request, headers: Mapping[str, str]) -> Budget:
+        return (client.declared or _NOTHING).budget_for(request, headers, plan.budget)
+
+    stream = Target(address=address, replica=uuid.uuid4().hex, pool=pool)
+    client = FleetClient(stream, hear, take=take)
+    service = Service(
+        fleet=fleet,
+        reads=reader,
+        budget_for=budget_for,
+        report=client.report,
+        settings=plan.settings,
+        counts=counts,
+    )
+    return PickerParts(service=service, fleet=fleet, client=client, comparing=comparing)
+
+
+def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:
+    """Follow the fleet until the stack ends; the task ends before only if something is broken."""
+    follower = _begin(stack, parts.client.run())
+    _begin(stack, parts.comparing.run())
+    _begin(stack, _teach(parts.fleet, parts.client))
+    return follower
+
+
+def _ready_endpoints(fleet: Fleet) -> Callable[[str], Collection[str]]:
+    def find(model: str) -> Collection[str]:
+        workers = fleet.workers.values()
+        ready = (one for one in workers if one.ready and one.settings.model == model)
+        return list(dict.fromkeys(worker.endpoint for worker in ready))
+
+    return find
+
+
+async def _teach(fleet: Fleet, client: FleetClient) -> None:
+    """Tell what was learned of each worker's speed, so that a replica that joins has it."""
+    told: dict[WorkerId, Learned] = {}
+    while True:
+        await asyncio.sleep(_LESSONS_EVERY)
+        for worker, state in fleet.workers.items():
+            lesson = state.curves.export(worker)
+            if lesson.samples and told.get(worker) != lesson:
+                told[worker] = lesson
+                client.report(lesson)
+        for worker in told.keys() - fleet.workers.keys():
+            del told[worker]
+
+
+def _begin(stack: AsyncExitStack, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    """Start a task that ends with the stack."""
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return task

@@ -1,0 +1,76 @@
+"""What is declared of a pool, as a message and back.
+
+A budget that this version does not understand is skipped and counted, like a record: the requests
+that it was for fall under the next. A status for a reason that is not known is left out.
+"""
+
+from leadsman.budget import Budget, BudgetError
+from leadsman.declared import Declared, Scope, ScopedBudget
+from leadsman.prediction import Reason
+
+from leadsman_fleet import fleet_pb2 as pb
+
+_BOUNDS = ("max_queue_wait", "ttft", "overload")
+_PLAIN = (
+    "name",
+    "confidence",
+    "should_retry",
+    "retry_jitter",
+    "mode",
+    "session_move_cost",
+    "probes",
+)
+_KINDS = ("models", "tenants", "objectives")
+
+
+def encode_declared(declared: Declared) -> pb.Declared:
+    """Put all that is declared into a message."""
+    return pb.Declared(budgets=[_write(one) for one in declared.budgets])
+
+
+def decode_declared(message: pb.Declared) -> tuple[Declared, int]:
+    """Take it out again; gives how many budgets were skipped too."""
+    budgets = []
+    for one in message.budgets:
+        try:
+            budgets.append(ScopedBudget(budget=_read_budget(one.budget), scope=_read(one.scope)))
+        except BudgetError:
+            continue
+    return Declared(budgets=tuple(budgets)), len(message.budgets) - len(budgets)
+
+
+def _write(one: ScopedBudget) -> pb.ScopedBudget:
+    budget, scope = one.budget, one.scope
+    named = {kind: getattr(scope, kind) for kind in _KINDS}
+    return pb.ScopedBudget(
+        budget=pb.Budget(
+            statuses={str(reason): status for reason, status in budget.statuses.items()},
+            **{name: getattr(budget, name) for name in (*_BOUNDS, *_PLAIN)},
+        ),
+        scope=pb.Scope(
+            headers=scope.headers,
+            **{
+                kind: None if words is None else pb.Words(words=sorted(words))
+                for kind, words in named.items()
+            },
+        ),
+    )
+
+
+def _read_budget(message: pb.Budget) -> Budget:
+    known = {reason.value for reason in Reason}
+    bounds = {name: getattr(message, name) for name in _BOUNDS if message.HasField(name)}
+    return Budget(
+        statuses={
+            Reason(reason): status for reason, status in message.statuses.items() if reason in known
+        },
+        **bounds,
+        **{name: getattr(message, name) for name in _PLAIN},
+    )
+
+
+def _read(message: pb.Scope) -> Scope:
+    words = {
+        kind: frozenset(getattr(message, kind).words) for kind in _KINDS if message.HasField(kind)
+    }
+    return Scope(headers=dict(message.headers), **words)

@@ -1,0 +1,123 @@
+"""Every pool's collectors and its log, made to fit the world.
+
+Called again and again with the whole world; what it does depends only on how that differs from
+what runs. A pool that is deleted loses its workers, and its log stays for whoever follows it.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+from leadsman.declared import Declared
+from leadsman.engine import EngineSettings
+from leadsman.records import Record, WorkerGone, WorkerSeen
+from leadsman.units import Seconds, WorkerId
+from leadsman_fleet.log import FleetLog
+from leadsman_fleet.pools import Pools
+from leadsman_fleet.server import FleetService
+
+from leadsman_operator.collectors import Collectors
+from leadsman_operator.endpoint import CollectorTiming, Publish, Surroundings
+from leadsman_operator.lessons import Lessons
+from leadsman_operator.objects import InferencePool, Key
+from leadsman_operator.precedence import declared, ranked
+from leadsman_operator.targets import targets_of
+from leadsman_operator.views import PoolView
+from leadsman_operator.world import World
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleets:
+    """The pools. secret: names this deployment's block keys, the same in every picker."""
+
+    http: aiohttp.ClientSession
+    secret: bytes
+    clock: Callable[[], Seconds]
+    timing: CollectorTiming = field(default_factory=CollectorTiming)
+    lessons: Lessons = field(default_factory=Lessons)
+    pools: Pools = field(init=False)
+    _collectors: dict[Key, Collectors] = field(default_factory=dict)
+    _planned: dict[Key, PoolView] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pools = Pools(self._service)
+
+    async def become(self, world: World) -> None:
+        """Follow the pods and declare the budgets that the world says."""
+        for key in self._collectors.keys() - world.pools.keys():
+            await self._collectors.pop(key).set(())
+            self.pools.of(str(key)).declare(Declared())
+            del self._planned[key]
+        for key, pool in world.pools.items():
+            await self._fit(key, pool, world)
+
+    def views(self) -> Mapping[Key, PoolView]:
+        """Say what has become of each pool."""
+        return {
+            key: PoolView(
+                pool=planned.pool,
+                targets=planned.targets,
+                budgets=planned.budgets,
+                found=self._collectors[key].found(),
+            )
+            for key, planned in self._planned.items()
+        }
+
+    def is_settled(self) -> bool:
+        """Whether every endpoint that may take requests has been asked once."""
+        return all(
+            found.workers or found.problem
+            for view in self.views().values()
+            for endpoint, found in view.found.items()
+            if view.targets[endpoint].accepts
+        )
+
+    def learn(self) -> bool:
+        """Remember what pickers have learned meanwhile; True where it is news."""
+        services = [self.pools.of(str(key)) for key in self._collectors]
+        news = [self.lessons.take(service.lessons()) for service in services]
+        return any(news)
+
+    async def stop(self) -> None:
+        """Stop collecting, and say nothing."""
+        for collectors in self._collectors.values():
+            await collectors.stop()
+
+    async def _fit(self, key: Key, pool: InferencePool, world: World) -> None:
+        targets, budgets = targets_of(world, pool), ranked(world, pool)
+        service = self.pools.of(str(key))
+        if key not in self._collectors:
+            self._collectors[key] = Collectors(self._around(service))
+        closed = {endpoint for endpoint, target in targets.items() if not target.accepts}
+        service.declare(declared(budgets))
+        await self._collectors[key].set(targets.keys(), closed=closed)
+        self._planned[key] = PoolView(pool=pool, targets=targets, budgets=budgets, found={})
+
+    def _around(self, service: FleetService) -> Surroundings:
+        return Surroundings(
+            http=self.http,
+            publish=self._teaching(service),
+            clock=self.clock,
+            secret=self.secret,
+            timing=self.timing,
+        )
+
+    def _teaching(self, service: FleetService) -> Publish:
+        """Publish to a pool, and with each worker that appears what is known of its like."""
+        taught: dict[WorkerId, EngineSettings] = {}
+
+        def publish(record: Record) -> None:
+            service.publish(record)
+            if isinstance(record, WorkerGone):
+                taught.pop(record.worker, None)
+            elif isinstance(record, WorkerSeen) and taught.get(record.worker) != record.settings:
+                taught[record.worker] = record.settings
+                lesson = self.lessons.of(record)
+                if lesson is not None:
+                    service.publish(lesson)
+
+        return publish
+
+    def _service(self, pool: str) -> FleetService:
+        return FleetService(FleetLog(epoch=uuid.uuid4().hex), pool=pool, clock=self.clock)

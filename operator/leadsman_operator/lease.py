@@ -1,0 +1,212 @@
+"""Which of several operators leads: the one that holds a Lease.
+
+A holder renews its Lease. Others take it over once they have seen it unchanged for as long as it
+promises to hold; only differences of one's own clock are used, so clocks need not agree. A holder
+stops leading well before that, counted from the moment before it last asked to renew. So there is
+never a moment with two leaders, whatever is delayed or lost; there can be one with none.
+
+A holder that stops gives the Lease back, and the next one need not wait.
+
+Source: Kubernetes coordination.k8s.io/v1 Lease; client-go tools/leaderelection, for its fields.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from leadsman.units import Seconds
+from msgspec import Struct
+
+from leadsman_operator.kube import NO_ANSWER, Api, ApiError
+from leadsman_operator.objects import Key
+
+log = logging.getLogger(__name__)
+
+_ABSENT: Final = 404
+_CONFLICT: Final = 409
+
+
+class LeaseSpec(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a Lease says."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTiming:
+    """duration: how long a Lease holds; leading: how long its holder leads without renewing it;
+    renew: how often it is renewed, or looked at.
+    """
+
+    duration: int = 4
+    leading: Seconds = 2.7
+    renew: Seconds = 0.8
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidate:
+    """One that wants to lead; knows no I/O."""
+
+    name: str
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
+    _seen: LeaseSpec | None = None
+    _seen_at: Seconds = 0.0
+    _held_at: Seconds | None = None
+
+    def claim(self, lease: LeaseSpec | None, now: Seconds, wall: str) -> LeaseSpec | None:
+        """Say what to write, having just read `lease` (None: there is none); None: nothing."""
+        if lease is None:
+            return self._claimed(LeaseSpec(), wall)
+        if lease != self._seen:
+            self._seen, self._seen_at = lease, now
+        holder = lease.holder_identity
+        is_free = not holder or now - self._seen_at >= (lease.lease_duration_seconds or 0)
+        return self._claimed(lease, wall) if is_free or holder == self.name else None
+
+    def held(self, asked_at: Seconds) -> None:
+        """Note that what was claimed was written; asked_at: before the Lease was even read."""
+        self._held_at = asked_at
+
+    def leads(self, now: Seconds) -> bool:
+        """Say whether it leads."""
+        return self.left(now) > 0
+
+    def left(self, now: Seconds) -> Seconds:
+        """Say for how much longer it leads, if nothing more is heard; 0 where it does not."""
+        held = self._held_at
+        return 0.0 if held is None else max(0.0, held + self.timing.leading - now)
+
+    def resign(self, lease: LeaseSpec) -> LeaseSpec | None:
+        """Say what to write to give the Lease back; None where it is another's."""
+        self._held_at = None
+        if lease.holder_identity != self.name:
+            return None
+        return msgspec.structs.replace(lease, holder_identity="", lease_duration_seconds=1)
+
+    def _claimed(self, lease: LeaseSpec, wall: str) -> LeaseSpec:
+        is_new = lease.holder_identity != self.name
+        return LeaseSpec(
+            holder_identity=self.name,
+            lease_duration_seconds=self.timing.duration,
+            acquire_time=wall if is_new else lease.acquire_time,
+            renew_time=wall,
+            lease_transitions=(lease.lease_transitions or 0) + is_new,
+        )
+
+
+class _LeaseObject(Struct):
+    metadata: dict[str, Any]
+    spec: LeaseSpec = LeaseSpec()
+
+
+@dataclass(slots=True, kw_only=True)
+class Election:
+    """Runs what only a leader may run, whenever this process leads."""
+
+    api: Api
+    lease: Key
+    candidate: Candidate
+    clock: Callable[[], Seconds] = time.monotonic
+
+    async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
+        """Stand for election until cancelled; `lead` is cancelled where the Lease is lost."""
+        leading: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await self._attempt()
+                leads = self.candidate.leads(self.clock())
+                if leads and leading is None:
+                    log.info("leading", extra={"lease": str(self.lease)})
+                    leading = asyncio.create_task(_run(lead))
+                elif not leads and leading is not None:
+                    log.warning("no longer leading", extra={"lease": str(self.lease)})
+                    await _end(leading)
+                    leading = None
+                if leading is not None and leading.done():
+                    leading.result()
+                await asyncio.sleep(self._pause())
+        finally:
+            await _end(leading)
+            await self._resign()
+
+    def _pause(self) -> Seconds:
+        pause = self.candidate.timing.renew * random.uniform(0.8, 1.0)
+        left = self.candidate.left(self.clock())
+        return min(pause, left) if left > 0 else pause
+
+    async def _attempt(self) -> None:
+        asked_at = self.clock()
+        try:
+            async with asyncio.timeout(self.candidate.timing.leading / 3):
+                found = await self._read()
+                spec = None if found is None else found.spec
+                claim = self.candidate.claim(spec, self.clock(), _wall())
+                if claim is not None:
+                    await self._write(found, claim)
+                    self.candidate.held(asked_at)
+        except ApiError as error:
+            if error.status != _CONFLICT:
+                log.warning("lease not renewed", extra={"error": str(error)})
+        except NO_ANSWER as error:
+            log.warning("lease not renewed", extra={"error": str(error) or repr(error)})
+
+    async def _read(self) -> _LeaseObject | None:
+        try:
+            said = await self.api.get(_path(self.lease.namespace, self.lease.name))
+        except ApiError as error:
+            if error.status == _ABSENT:
+                return None
+            raise
+        return msgspec.json.decode(said, type=_LeaseObject)
+
+    async def _write(self, found: _LeaseObject | None, spec: LeaseSpec) -> None:
+        """Write what is claimed; ApiError, 409, where another was quicker."""
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": found.metadata if found else {"name": self.lease.name},
+            "spec": msgspec.to_builtins(spec),
+        }
+        if found is None:
+            await self.api.create(_path(self.lease.namespace), body)
+        else:
+            await self.api.replace(_path(self.lease.namespace, self.lease.name), body)
+
+    async def _resign(self) -> None:
+        try:
+            async with asyncio.timeout(self.candidate.timing.leading / 3):
+                found = await self._read()
+                given_back = found and self.candidate.resign(found.spec)
+                if given_back:
+                    await self._write(found, given_back)
+        except (ApiError, *NO_ANSWER) as error:
+            log.warning("lease not given back", extra={"error": str(error) or repr(error)})
+
+
+def _path(namespace: str, name: str | None = None) -> str:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+    return path if name is None else f"{path}/{name}"
+
+
+def _wall() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+async def _run(lead: Callable[[], Awaitable[None]]) -> None:
+    await lead()
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

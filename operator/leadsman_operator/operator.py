@@ -1,0 +1,186 @@
+"""The operator: watches the cluster, follows its engines, serves the fleet stream, says how it is.
+
+Every replica watches, so that whoever comes to lead knows the cluster already. Only the leader
+collects, serves and writes: its port is open while it leads, so a picker that is given the
+addresses of all replicas finds it by trying. It opens only once the engines have been asked: a
+picker that is told less than it knew would refuse what it could still serve.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+from leadsman.units import Seconds
+from leadsman_fleet.server import listen
+
+from leadsman_operator.endpoint import CollectorTiming
+from leadsman_operator.fleets import Fleets
+from leadsman_operator.informer import WatchTiming
+from leadsman_operator.kube import Api
+from leadsman_operator.lease import Candidate, Election, LeaseTiming
+from leadsman_operator.lessons import LessonBook, Lessons
+from leadsman_operator.objects import Key
+from leadsman_operator.reporter import Reporter
+from leadsman_operator.watching import Watching
+
+log = logging.getLogger(__name__)
+
+_ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTiming:
+    """gather: how long changes wait for company; status: how often statuses are written at most;
+    settle: how long the port stays closed for engines that have not been asked yet;
+    learn: how often what was learned is kept.
+    """
+
+    gather: Seconds = 0.05
+    status: Seconds = 3.0
+    settle: Seconds = 3.0
+    learn: Seconds = 30.0
+    watch: WatchTiming = field(default_factory=WatchTiming)
+    collect: CollectorTiming = field(default_factory=CollectorTiming)
+    lease: LeaseTiming = field(default_factory=LeaseTiming)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """What the operator is told.
+
+    namespaces: which it serves; none given: all. listen: where pickers follow the fleet stream.
+    health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader; None: this
+    is the only replica. lessons: the ConfigMap that keeps what was learned; None: nothing does.
+    name: this replica's own.
+    """
+
+    name: str
+    namespaces: tuple[str, ...] = ()
+    listen: str = "0.0.0.0:9100"
+    health: str | None = None
+    lease: Key | None = None
+    lessons: Key | None = None
+    secret: bytes = b""
+    timing: OperatorTiming = field(default_factory=OperatorTiming)
+
+
+@dataclass(slots=True, kw_only=True)
+class Operator:
+    """One replica. on_listen: told the port of the fleet stream whenever it opens."""
+
+    api: Api
+    settings: OperatorSettings
+    on_listen: Callable[[int], None] = lambda _port: None
+    clock: Callable[[], Seconds] = time.monotonic
+    watching: Watching = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watching = Watching(
+            api=self.api,
+            namespaces=self.settings.namespaces,
+            timing=self.settings.timing.watch,
+        )
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with AsyncExitStack() as stack:
+            if self.settings.health is not None:
+                await stack.enter_async_context(self._health(self.settings.health))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.watching.run(), name="watching")
+                tasks.create_task(self._stand(), name="election")
+
+    async def _stand(self) -> None:
+        if self.settings.lease is None:
+            await self._lead()
+            return
+        candidate = Candidate(name=self.settings.name, timing=self.settings.timing.lease)
+        await Election(api=self.api, lease=self.settings.lease, candidate=candidate).run(self._lead)
+
+    async def _lead(self) -> None:
+        """Collect, serve and write until cancelled."""
+        await self.watching.synced()
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
+            book = self._book()
+            fleets = Fleets(
+                http=http,
+                secret=self.settings.secret,
+                clock=self.clock,
+                timing=self.settings.timing.collect,
+                lessons=await book.load() if book else Lessons(),
+            )
+            stack.push_async_callback(fleets.stop)
+            await fleets.become(self.watching.world())
+            await self._settle(fleets)
+            server, [port] = await listen(fleets.pools, self.settings.listen)
+            stack.push_async_callback(server.stop, None)
+            log.info("fleet stream open", extra={"port": port})
+            self.on_listen(port)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._reconcile(fleets), name="reconcile")
+                tasks.create_task(self._report(fleets), name="report")
+                if book is not None:
+                    tasks.create_task(self._keep(book, fleets), name="lessons")
+
+    def _book(self) -> LessonBook | None:
+        place = self.settings.lessons
+        return None if place is None else LessonBook(api=self.api, place=place)
+
+    async def _settle(self, fleets: Fleets) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.timing.settle):
+                while not fleets.is_settled():  # noqa: ASYNC110  # it tells nobody when it is
+                    await asyncio.sleep(0.02)
+
+    async def _reconcile(self, fleets: Fleets) -> None:
+        while True:
+            await self.watching.changed.wait()
+            await asyncio.sleep(self.settings.timing.gather)
+            self.watching.changed.clear()
+            await fleets.become(self.watching.world())
+
+    async def _report(self, fleets: Fleets) -> None:
+        reporter = Reporter(api=self.api, instance=self.settings.name)
+        while True:
+            await asyncio.sleep(self.settings.timing.status)
+            await reporter.tell(self.watching.world(), fleets.views())
+
+    async def _keep(self, book: LessonBook, fleets: Fleets) -> None:
+        is_unsaved = False
+        while True:
+            await asyncio.sleep(self.settings.timing.learn)
+            is_unsaved |= fleets.learn()
+            if is_unsaved and await book.save(fleets.lessons):
+                is_unsaved = False
+
+    @asynccontextmanager
+    async def _health(self, address: str) -> AsyncIterator[None]:
+        async def alive(_: web.Request) -> web.Response:
+            return _said(is_so=self.watching.is_alive(self.clock()))
+
+        async def ready(_: web.Request) -> web.Response:
+            return _said(is_so=self.watching.is_synced())
+
+        app = web.Application()
+        app.add_routes([web.get("/healthz", alive), web.get("/readyz", ready)])
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        host, _, port = address.rpartition(":")
+        try:
+            await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                await runner.cleanup()
+
+
+def _said(*, is_so: bool) -> web.Response:
+    return web.Response(status=200 if is_so else 503, text="yes" if is_so else "no")

@@ -1,0 +1,50 @@
+"""What has become of one pool: its targets, its budgets, and what its collectors found."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from leadsman.records import WorkerSeen
+
+from leadsman_operator.collectors import Found
+from leadsman_operator.endpoint import Endpoint
+from leadsman_operator.objects import InferencePool, Key, Pod
+from leadsman_operator.precedence import Ranked
+from leadsman_operator.targets import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """An endpoint of a ready pod that cannot be used, and why."""
+
+    pod: Pod
+    endpoint: Endpoint
+    problem: str
+
+    def __str__(self) -> str:
+        return f"pod {self.pod.metadata.name}, {self.endpoint.address}: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """One pool, seen whole."""
+
+    pool: InferencePool
+    targets: Mapping[Endpoint, Target]
+    budgets: tuple[Ranked, ...]
+    found: Mapping[Endpoint, Found]
+
+    def workers(self) -> list[WorkerSeen]:
+        """List the workers of all endpoints."""
+        return [worker for found in self.found.values() for worker in found.workers]
+
+    def place(self, budget: Key) -> int | None:
+        """Say at which place a budget is asked, from 1 on; None where it is not."""
+        keys = [one.key for one in self.budgets]
+        return keys.index(budget) + 1 if budget in keys else None
+
+    def troubles(self) -> Iterator[Trouble]:
+        """Say which endpoints should take requests and cannot."""
+        for endpoint, target in self.targets.items():
+            found = self.found.get(endpoint)
+            if target.accepts and found is not None and found.problem is not None:
+                yield Trouble(pod=target.pod, endpoint=endpoint, problem=found.problem)

@@ -1,0 +1,51 @@
+import asyncio
+from contextlib import AsyncExitStack
+
+import aiohttp
+from leadsman.budget import Budget
+from leadsman.declared import Declared, Scope, ScopedBudget
+from leadsman.engine import EngineSettings
+from leadsman.records import WorkerSeen
+from leadsman.request import Request
+from leadsman_cli.picker import PickerPlan, follow, picker
+from leadsman_fleet.log import FleetLog
+from leadsman_fleet.pools import Pools
+from leadsman_fleet.server import FleetService, listen
+
+PATIENCE = 20.0
+SETTINGS = EngineSettings(
+    model="m",
+    version="0.33.0",
+    max_num_batched_tokens=2048,
+    max_num_seqs=16,
+    max_model_len=8192,
+    block_size=16,
+    num_blocks=100,
+)
+GOLD = Scope(headers={"x-tier": "gold"})
+
+
+async def test_a_picker_alone_takes_workers_and_budgets_from_its_pools_stream(tmp_path):
+    pools = Pools(lambda pool: FleetService(FleetLog(epoch=pool), pool=pool))
+    for pool in ("ns/chat", "ns/other"):
+        worker = WorkerSeen(worker=pool, endpoint="10.0.0.1:8000", settings=SETTINGS)
+        pools.of(pool).publish(worker)
+    budget = ScopedBudget(budget=Budget(name="gold"), scope=GOLD)
+    pools.of("ns/chat").declare(Declared(budgets=(budget,)))
+    address = f"unix:{tmp_path / 's'}"
+    server, _ = await listen(pools, address)
+    plan = PickerPlan(models=(), secret=b"", budget=Budget(name="otherwise"))
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop, None)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        parts = picker(plan, http, (address, "ns/chat"))
+        follow(stack, parts)
+        async with asyncio.timeout(PATIENCE):
+            while not parts.service.workers.any_ready():  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0.01)
+
+    request = Request(id="r", model="m", prompt_tokens=1, arrived_at=0.0)
+    assert list(parts.fleet.workers) == ["ns/chat"]
+    assert parts.service.budget_for(request, {"x-tier": "gold"}).name == "gold"
+    assert parts.service.budget_for(request, {}).name == "otherwise"

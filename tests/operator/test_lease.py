@@ -1,0 +1,109 @@
+from hypothesis import given
+from hypothesis import strategies as st
+from leadsman_operator.lease import Candidate, LeaseSpec, LeaseTiming
+
+TIMING = LeaseTiming(duration=4, leading=2.7, renew=0.8)
+OLD = LeaseSpec(holder_identity="old", lease_duration_seconds=4, renew_time="then")
+
+
+class Store:
+    """A Lease on an API server: who writes must have read what is there."""
+
+    def __init__(self, lease=None):
+        self.lease = lease
+        self.version = 0
+
+    def attempt(self, candidate, began, asked, wrote):
+        """Let a candidate read, then write; the two may be apart, and another come between."""
+        read, version = self.lease, self.version
+        claim = candidate.claim(read, asked, str(wrote))
+
+        def write():
+            if claim is not None and version == self.version:
+                self.lease, self.version = claim, version + 1
+                candidate.held(began)
+
+        return write
+
+
+# Who acts, how long after the one before, how long its request takes, and when its write lands.
+steps = st.lists(
+    st.tuples(st.integers(0, 2), st.floats(0, 6), st.floats(0, 1), st.booleans()), max_size=60
+)
+
+
+@given(steps)
+def test_there_are_never_two_leaders(moves):
+    candidates = [Candidate(name=str(n), timing=TIMING) for n in range(3)]
+    store, now, late = Store(), 0.0, []
+
+    for who, pause, delay, is_late in moves:
+        now += pause
+        assert sum(one.leads(now) for one in candidates) <= 1
+        write = store.attempt(candidates[who], now, now, now + delay)
+        if is_late:
+            late.append(write)
+        else:
+            write()
+            while late:
+                late.pop()()
+        assert sum(one.leads(now) for one in candidates) <= 1
+
+
+def test_a_lease_that_nobody_holds_is_taken_at_once():
+    candidate, store = Candidate(name="a", timing=TIMING), Store()
+
+    store.attempt(candidate, 0.0, 0.0, 0.0)()
+
+    assert candidate.leads(0.0)
+    assert store.lease.holder_identity == "a"
+    assert store.lease.lease_transitions == 1
+
+
+def test_anothers_lease_is_left_alone_until_it_was_seen_unchanged_for_its_duration():
+    candidate = Candidate(name="a", timing=TIMING)
+
+    assert candidate.claim(OLD, 100.0, "now") is None
+    assert candidate.claim(OLD, 103.9, "now") is None
+    taken = candidate.claim(OLD, 104.0, "now")
+
+    assert taken.holder_identity == "a"
+    assert taken.acquire_time == "now"
+
+
+def test_a_lease_that_is_renewed_meanwhile_is_waited_for_anew():
+    candidate = Candidate(name="a", timing=TIMING)
+    renewed = LeaseSpec(holder_identity="old", lease_duration_seconds=4, renew_time="later")
+
+    candidate.claim(OLD, 100.0, "now")
+    candidate.claim(renewed, 103.0, "now")
+
+    assert candidate.claim(renewed, 106.9, "now") is None
+    assert candidate.claim(renewed, 107.0, "now") is not None
+
+
+def test_who_cannot_renew_stops_leading_before_another_may_start():
+    candidate, store = Candidate(name="a", timing=TIMING), Store()
+    store.attempt(candidate, 0.0, 0.0, 0.0)()
+
+    assert candidate.leads(TIMING.leading - 0.1)
+    assert not candidate.leads(TIMING.leading)
+    assert TIMING.leading < TIMING.duration
+
+
+def test_a_lease_that_is_given_back_is_free():
+    candidate, other, store = (
+        Candidate(name="a", timing=TIMING),
+        Candidate(name="b", timing=TIMING),
+        Store(),
+    )
+    store.attempt(candidate, 0.0, 0.0, 0.0)()
+
+    given_back = candidate.resign(store.lease)
+
+    assert not candidate.leads(0.0)
+    assert other.claim(given_back, 0.1, "now") is not None
+
+
+def test_anothers_lease_is_not_given_back():
+    assert Candidate(name="a", timing=TIMING).resign(OLD) is None
