@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from leadsman.future import FutureCache
 from leadsman.mirror import Mirror
-from leadsman.replay import NOTHING, Replay, Seq
+from leadsman.replay import Replay
 from leadsman.running import Passage, Running
+from leadsman.sequence import NOTHING, Seq
 from leadsman.steptime import StepWeights
 from leadsman.units import RequestId, Seconds, Tokens
 

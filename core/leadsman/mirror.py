@@ -22,7 +22,8 @@ from operator import itemgetter
 from leadsman.engine import EngineSettings
 from leadsman.holding import Flight
 from leadsman.records import GPU, Ended, Granted, KvEvents, Stored
-from leadsman.replay import Replay, Seq
+from leadsman.replay import Replay
+from leadsman.sequence import Seq
 from leadsman.stepping import Stepping
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens

@@ -8,7 +8,7 @@ ends, of which only the next to come is looked at.
 from heapq import heappop, heappush
 
 from leadsman.mirror import Mirror
-from leadsman.replay import Seq
+from leadsman.sequence import Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Tokens
 
 NEVER = 1 << 60
