@@ -104,12 +104,9 @@ class Exact(Replay):
         self.free = self.copies.free
 
     def _release(self, seq: Seq) -> None:
-        if not self.settings.async_scheduling and self._names_late:
-            self._name(seq, seq.target - 1, seq.target)
         for table in self._tables.pop(seq.id, ()):
             self.copies.give_back(place for place in reversed(table) if place is not None)
         self._named.pop(seq.id, None)
-        seq.rows = seq.blocks = seq.shared = 0
         self.free = self.copies.free
 
     # -- names -----------------------------------------------------------------------------------
@@ -121,6 +118,11 @@ class Exact(Replay):
             self._news[seq] = seq.generated - had
         elif self._names_late and seq.id in self._tables:
             self._name(seq, seq.target - 1, seq.target)
+
+    def _end(self, seq: Seq, before: Tokens | None) -> None:
+        if self._names_late and not self.settings.async_scheduling:
+            self._name(seq, seq.target - 1, seq.target)
+        super()._end(seq, before)
 
     def _release_lingering(self) -> None:
         """Process the step before: name what its tokens filled, and let go who has ended."""

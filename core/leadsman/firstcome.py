@@ -42,6 +42,7 @@ def is_first_come(replay: Replay) -> bool:
     settings = replay.settings
     return (
         settings.policy == "fcfs"
+        and replay.in_lockstep
         and settings.enable_chunked_prefill
         and settings.long_prefill_token_threshold is None
         and max(settings.max_num_seqs, replay.slots_used) < settings.max_num_batched_tokens

@@ -53,6 +53,12 @@ class Line(Tables):
         return len(self.prefilling) + len(self.decoding) + len(self._lingering)
 
     @property
+    def running(self) -> list[Seq]:
+        """Who holds a slot, in the order of admission."""
+        everybody = [*self.prefilling, *self.decoding.values(), *self._lingering]
+        return sorted(everybody, key=lambda seq: seq.order)
+
+    @property
     def lingering(self) -> Blocks:
         """Blocks of ended sequences that are given back one step later."""
         return sum(seq.blocks - seq.shared for seq in self._lingering)
@@ -161,6 +167,7 @@ class Line(Tables):
             again = victim.copy() if self.believes else victim
         self._release(again)
         again.computed = again.rejected = again.flying = 0
+        again.rows = again.blocks = again.shared = 0
         self.waiting.appendleft(again)
         self._order_waiting()
 

@@ -52,7 +52,7 @@ class Prefixes:
                     now = min(now, len(rows[groups[0]]))
                     continue
                 drops = self._drops and kind not in dropped
-                within = min(now + 1, known) if drops and len(self._kinds) > 1 else now
+                within = min(now + 1, known) if drops and self._groups > 1 else now
                 found = (self._whole if is_whole else self._windowed)(
                     key, groups, within, drops=drops
                 )

@@ -54,8 +54,7 @@ class Serving(Line):
 
     def _serve_each(self, turn: Turn) -> Tokens:
         """Serve who runs one after the other; whoever lacks blocks pushes others out."""
-        running = [*self.prefilling, *self.decoding.values(), *self._lingering]
-        running.sort(key=lambda seq: seq.order)
+        running = self.running
         left, place = self.settings.max_num_batched_tokens, 0
         by_urgency = self.settings.policy == "priority"
         while place < len(running) and left > 0:

@@ -112,4 +112,3 @@ class Tables(Crowd):
     def _release(self, seq: Seq) -> None:
         """Take back all that a sequence holds."""
         self.free += seq.blocks - seq.shared
-        seq.rows = seq.blocks = seq.shared = 0

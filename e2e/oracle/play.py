@@ -4,7 +4,7 @@ Two replays are held against it: the exact one, on all that was seen; and, where
 decode in lockstep, the counting one that prices are asked of, which is told what its owner knows
 from the engine's events: what is cached, and how many blocks are free as a step begins. It does not
 know whose blocks are shared, so it is followed up to the first step that pushes somebody out while
-some are: `counted` steps of it were compared.
+some are: `counted` steps of it were compared. The simulated engine's own scheduler is a third side.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,9 @@ from leadsman.exact import Exact
 from leadsman.replay import Replay
 from leadsman.sequence import NOTHING, Hit, Seq, Step
 from leadsman.units import BlockKey, RequestId
+
+from oracle.simulated import SimulatedSide
+from oracle.texts import Texts
 
 Seen = dict[str, Any]
 
@@ -55,63 +58,18 @@ def settings_of(told: dict[str, Any], version: str) -> EngineSettings:
     )
 
 
-class Texts:
-    """The tokens of every request, and the names of their blocks: one number a prefix."""
-
-    def __init__(self, requests: list[dict[str, Any]], settings: EngineSettings) -> None:
-        self._told = {request["id"]: request for request in requests}
-        self._prompts = {
-            request["id"]: [f + n for f, length in request["prompt"] for n in range(1, length + 1)]
-            for request in requests
-        }
-        self._size = settings.block_size
-        self._ahead = 0
-        self._names: dict[tuple[Any, ...], BlockKey] = {}
-        self._keys: dict[RequestId, list[BlockKey]] = {}
-
-    def look_ahead(self, tokens: int) -> None:
-        """Let each name cover so many tokens behind its block."""
-        self._ahead = tokens
-
-    def prompt(self, name: str) -> list[int]:
-        """Return a request's prompt."""
-        return self._prompts[name]
-
-    def accepts(self, seq: Seq) -> int:
-        """Say how many drafts of the next step will be right."""
-        accepts = self._told[seq.id]["accepts"]
-        right: int = accepts[seq.generated % len(accepts)]
-        return right
-
-    def key(self, seq: Seq, number: int) -> BlockKey:
-        """Name the n-th block of a request, of its output too."""
-        keys = self._keys.setdefault(seq.id, [])
-        while len(keys) <= number:
-            start = len(keys) * self._size
-            span = range(start, start + self._size + self._ahead)
-            named = (keys[-1] if keys else None, *(self._token(seq.id, at) for at in span))
-            keys.append(self._names.setdefault(named, BlockKey(len(self._names))))
-        return keys[number]
-
-    def _token(self, name: str, at: int) -> int:
-        prompt, told = self._prompts[name], self._told[name]
-        if at < len(prompt):
-            return prompt[at]
-        number = at - len(prompt) + 1
-        answer: int = told["answer"]
-        return 0 if number == told["stops"] else answer + number
-
-
 class Play:
     """One scenario on both replays."""
 
     def __init__(self, told: dict[str, Any], version: str) -> None:
         settings = settings_of(told["settings"], version)
-        self.texts = Texts(told["requests"], settings)
-        self.exact = Exact(settings, self.texts.key)
-        self.texts.look_ahead(self.exact.looks_ahead)
-        self.exact.accepts = self.texts.accepts
-        self.counting = Replay(settings) if settings.decodes_in_lockstep else None
+        self.texts = texts = Texts(told["requests"], settings.block_size)
+        self.exact = Exact(settings, lambda seq, number: BlockKey(texts.name(seq.id, number)))
+        texts.looks_ahead = self.exact.looks_ahead
+        self.exact.accepts = lambda seq: texts.right(seq.id, seq.generated)
+        is_plain = settings.decodes_in_lockstep
+        self.counting = Replay(settings) if is_plain else None
+        self.simulated = SimulatedSide(told, version) if is_plain else None
         self._sharers: set[Seq] = set()
         self.told = told["requests"]
         self.preemptions = self.counted = 0
@@ -135,6 +93,8 @@ class Play:
 
     def _add(self, arrival: int, told: dict[str, Any]) -> None:
         prompt = self.texts.prompt(told["id"])
+        if self.simulated is not None:
+            self.simulated.add(arrival, told)
         self._seqs[told["id"]] = []
         for replay in (self.exact, self.counting):
             if replay is None:
@@ -146,6 +106,8 @@ class Play:
             self._seqs[told["id"]].append(seq)
 
     def _drop(self, name: str) -> None:
+        if self.simulated is not None:
+            self.simulated.abort(name)
         seqs = self._seqs.pop(name, [])
         for seq, replay in zip(seqs, (self.exact, self.counting), strict=False):
             if replay is not None:
@@ -162,6 +124,9 @@ class Play:
             yield "exact", "cached", [name, cached], [name, self._cached.get(name)]
         yield "exact", "blocks", seen["events"], self._events()
         yield "exact", "free", seen["free"], self.exact.free
+        if self.simulated is not None:
+            for what, engine, ours in self.simulated.cycle(seen):
+                yield "simulated", what, engine, ours
 
     def _step(self, seen: Seen) -> Iterator[tuple[str, str, Any, Any]]:
         hits: dict[RequestId, Hit] = {}
@@ -190,7 +155,7 @@ class Play:
         yield "counting", "finals", _names(step.finals), _names(summed.finals)
         self._sharers |= {seq for seq in summed.admitted if seq.shared}
         knows = not (self._sharers or self.exact.copies.are_shared)
-        self._sharers = {seq for seq in self._sharers if seq.blocks}
+        self._sharers &= set(self.counting.running)
         if knows:
             yield "counting", "free", seen["free"], self.counting.free
 

@@ -21,8 +21,12 @@ MODES: Final = (
     "spec-async",
     "hybrid-sync",
     "hybrid-async",
+    "mixed-sync",
+    "mixed-async",
 )
-"""What is scheduled, and whether a step is before the one ahead of it is processed."""
+"""What is scheduled (one cache group that attends to everything; that with drafts; several groups,
+some with sliding windows; those with drafts), and whether a step is scheduled before the one ahead
+of it is processed."""
 
 FAR: Final = 100_000
 """Ids between two families, and between an own text and another: none is that long."""
@@ -51,9 +55,9 @@ def scenario(mode: str, seed: int) -> dict[str, Any]:
         "num_lookahead_tokens": 0,
         "use_eagle": False,
     }
-    if what == "spec":
+    if what in ("spec", "mixed"):
         _speculate(settings, rng)
-    if what == "hybrid":
+    if what in ("hybrid", "mixed"):
         _window(settings, rng)
     _size(settings, rng, longest)
     return {
