@@ -4,7 +4,7 @@ BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
 PROTO := fleet/leadsman_fleet/fleet.proto
 
-# `make oracle`: environments are kept in ORACLE_ENVS, so that they outlive `make clean`.
+# What `make oracle` runs: ORACLE_ENVS holds its environments, and outlives `make clean` elsewhere.
 ORACLE_ENVS ?= build/oracle
 ORACLE_VERSIONS ?= 0.32 0.33
 ORACLE_MODES ?=

@@ -72,8 +72,10 @@ class Crowd:
         self.context += seq.computed + 1
         phase = (seq.computed - self.tick) % self.settings.block_size
         self.phases[phase] = self.phases.get(phase, 0) + 1
-        if (last := seq.last_tick) is not None:
-            heappush(self.limits, (last, seq.id))
+        last = seq.certain
+        seq.last_tick = None if last is None else self.tick + last - seq.generated
+        if seq.last_tick is not None:
+            heappush(self.limits, (seq.last_tick, seq.id))
         self.expect(seq, seq.expected)
 
     def _leave(self, seq: Seq) -> Seq:

@@ -175,8 +175,4 @@ class Exact(Replay):
         if self._drops:
             ends = [(seq.prompt - 1) // size * size - size, seq.prompt // size * size - size]
             ends = [max(0, end) for end in ends]
-        if junction:
-            ends.append(junction)
-            if self._drops and self._rules.keeps_below_junction:
-                ends.append(junction - size)
-        return ends
+        return [*ends, junction] if junction else ends

@@ -148,6 +148,8 @@ class Line(Tables):
 
     def _release_lingering(self) -> None:
         """Give back what those hold who ended a step ago."""
+        if not self._lingering:
+            return
         for seq in self._lingering:
             self._release(seq)
         self._lingering.clear()

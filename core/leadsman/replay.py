@@ -187,7 +187,7 @@ class Replay(Skipping):
         if self.in_lockstep:
             self.context += len(self.decoding)
             for seq in self._end_decodes():
-                is_certain = seq.certain is not None and seq.generated >= seq.certain
+                is_certain = seq.last_tick is not None and seq.last_tick <= self.tick
                 self._end(seq, seq.generated - 1 if is_certain else None)
             for seq in postponed:
                 self._join(seq)
@@ -216,6 +216,10 @@ class Replay(Skipping):
     def _gain(self, seq: Seq) -> None:
         """Add the tokens that a step brought: one, and the drafts that were right."""
         drafts, before = seq.computed - seq.target, seq.generated
+        if self.in_lockstep:
+            seq.generated += 1
+            self._begin_decoding(seq, before)
+            return
         wrong = drafts - min(drafts, self.accepts(seq)) if drafts else 0
         seq.computed -= wrong
         seq.rejected = wrong if self.settings.async_scheduling else 0

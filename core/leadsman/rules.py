@@ -21,25 +21,19 @@ class Rules:
         step is processed; else it does when the request is scheduled next.
     hashes_next: whether an EAGLE engine's block names cover the token behind the block; else what
         is found cached is cut by its last block.
-    keeps_below_junction: whether an EAGLE engine keeps the window below the block before a junction
-        too.
     """
 
     serves_on: bool
     names_drafted: bool
     hashes_next: bool
-    keeps_below_junction: bool
 
 
 VLLM: Final[dict[Release, Rules]] = {
-    (0, 0): Rules(
-        serves_on=False, names_drafted=False, hashes_next=False, keeps_below_junction=False
-    ),
-    (0, 33): Rules(serves_on=True, names_drafted=True, hashes_next=True, keeps_below_junction=True),
+    (0, 0): Rules(serves_on=False, names_drafted=False, hashes_next=False),
+    (0, 33): Rules(serves_on=True, names_drafted=True, hashes_next=True),
 }
 """By the first version that has them. Source: vLLM 0.32 and 0.33, v1/core/sched/scheduler.py,
-schedule and update_from_output; v1/core/single_type_kv_cache_manager.py, cache_blocks;
-config/vllm.py, num_hash_lookahead_tokens."""
+schedule and update_from_output; config/vllm.py, num_hash_lookahead_tokens."""
 
 NEWEST_KNOWN: Final[Release] = (0, 33)
 
@@ -60,5 +54,5 @@ def rules_of(version: str) -> Rules:
 
 
 def is_known(version: str) -> bool:
-    """Say whether the replay was held against this version, or an older one."""
+    """Say whether a version is no newer than those that the replay was held against."""
     return release_of(version) <= NEWEST_KNOWN

@@ -19,6 +19,7 @@ class Seq:
         believed of either.
     rows: blocks that its table has in each cache group; blocks: those it holds, in all groups;
         shared: those of them that others held when it came.
+    last_tick: the tick of its last token for certain, once it decodes.
     flying: tokens of the step that an asynchronous engine is still at; rejected: drafts among them
         that will turn out wrong, computed for nothing.
     vain: its last token is out, but the engine does not know, and computes one more step of it.
@@ -26,8 +27,8 @@ class Seq:
 
     __slots__ = (
         "arrival", "base", "blocks", "cached", "computed", "due", "expected", "flying", "generated",
-        "id", "keys", "kin", "limit", "order", "priority", "prompt", "reads_cache", "rejected",
-        "rows", "shared", "stops", "uncached", "vain", "visible_at",
+        "id", "keys", "kin", "last_tick", "limit", "order", "priority", "prompt", "reads_cache",
+        "rejected", "rows", "shared", "stops", "uncached", "vain", "visible_at",
     )  # fmt: skip
 
     def __init__(self, request: RequestId, prompt: Tokens, visible_at: Seconds) -> None:
@@ -48,6 +49,7 @@ class Seq:
         self.blocks: Blocks = 0
         self.shared: Blocks = 0
         self.due = 0
+        self.last_tick: int | None = None
         self.keys: list[BlockKey] = []
         self.kin: list[tuple[RequestId, Blocks]] = []
         self.reads_cache = True
@@ -66,6 +68,7 @@ class Seq:
         twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
         twin.reads_cache, twin.uncached = self.reads_cache, self.uncached
         twin.shared, twin.visible_at = self.shared, self.visible_at
+        twin.last_tick = self.last_tick
         twin.rows, twin.stops, twin.vain = self.rows, self.stops, self.vain
         twin.flying, twin.rejected = self.flying, self.rejected
         return twin
@@ -76,12 +79,6 @@ class Seq:
         if self.limit is None or self.stops is None:
             return self.stops if self.limit is None else self.limit
         return min(self.limit, self.stops)
-
-    @property
-    def last_tick(self) -> int | None:
-        """The tick of its last token for certain, once it decodes."""
-        last = self.certain
-        return None if last is None else self.base + last - self.generated
 
     @property
     def target(self) -> Tokens:

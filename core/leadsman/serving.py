@@ -38,11 +38,16 @@ class Serving(Line):
         left = self.settings.max_num_batched_tokens - len(self.decoding)
         grown = need = self.phases.get(-self.tick % self.settings.block_size, 0)
         plan: list[Chunk] = []
-        for seq in (*(seq for seq in self._lingering if seq.vain), *self.prefilling):
-            n = self._wish(seq, left)
+        for seq in self._lingering:
+            if seq.vain:
+                plan.append((seq, 1))
+                need += self._short(seq, 1)
+                left -= 1
+        for seq in self.prefilling:
+            n = min(seq.target - seq.computed, left if self._cut is None else min(left, self._cut))
             if n > 0:
                 plan.append((seq, n))
-                need += self._short(seq, n)
+                need += self._blocks(seq.computed + n) - seq.blocks
                 left -= n
         if need > self.free:
             return None

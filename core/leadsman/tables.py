@@ -87,7 +87,11 @@ class Tables(Crowd):
 
     def _may_enter(self, seq: Seq, hit: Hit, n: Tokens, spare: Blocks) -> bool:
         """Say whether a request fits that finds `hit` and computes `n` more; `spare` stay free."""
-        settings, found = self.settings, hit.tokens // self.settings.block_size
+        settings, size = self.settings, self.settings.block_size
+        if self.in_lockstep:
+            reach = seq.target if settings.reserve_full_isl else hit.tokens + n
+            return -(-reach // size) - hit.pinned + spare <= self.free
+        found = hit.tokens // size
         adopted = sum(found - self._skipped(w, hit.tokens) for w in settings.windows) - hit.pinned
         left = self.free - spare - adopted
         whole = self._blocks(min(seq.target, settings.max_model_len))
@@ -102,6 +106,12 @@ class Tables(Crowd):
     def _seat(self, seq: Seq, hit: Hit, n: Tokens) -> None:
         """Give a request that is admitted its tables: what it finds, and room for `n` more."""
         windows, found = self.settings.windows, hit.tokens // self.settings.block_size
+        if self.in_lockstep:
+            seq.computed, seq.shared = hit.tokens, hit.pinned
+            seq.rows = seq.blocks = self._blocks(hit.tokens + n)
+            self.free -= found - hit.pinned
+            self._take(seq.rows - found)
+            return
         skipped = sum(self._skipped(window, hit.tokens) for window in windows)
         seq.computed, seq.rejected = hit.tokens, 0
         seq.rows = max(found, self._blocks(self._reach(seq, n)))
