@@ -4,7 +4,14 @@ BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
 PROTO := fleet/leadsman_fleet/fleet.proto
 
-.PHONY: help install templates demo test parity check lint types contracts size proto crds e2e bench lock clean
+# What `make oracle` runs: ORACLE_ENVS holds its environments, and outlives `make clean` elsewhere.
+ORACLE_ENVS ?= build/oracle
+ORACLE_VERSIONS ?= 0.32 0.33
+ORACLE_MODES ?=
+ORACLE_SEEDS ?= 0:50
+ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
+
+.PHONY: help install templates demo test parity check lint types contracts size proto crds e2e bench oracle lock clean
 
 help:  ## say what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +71,13 @@ bench: install  ## predictions in virtual time and the parts' speed, into out/; 
 	mkdir -p out
 	$(BIN)/leadsman bench simulate --json out/simulate.json --picture out
 	$(BIN)/leadsman bench micro --json out/micro.json
+
+oracle: install $(ORACLE_VERSIONS:%=$(ORACLE_ENVS)/vllm-%/bin/python)  ## hold the replay against vLLM's scheduler
+	cd e2e && ../$(BIN)/python -m oracle.fuzz --json ../oracle.json --seeds $(ORACLE_SEEDS) \
+		$(ORACLE_MODES:%=--mode %) $(ORACLE_VERSIONS:%=--python $(abspath $(ORACLE_ENVS))/vllm-%/bin/python)
+
+$(ORACLE_ENVS)/vllm-%/bin/python:
+	e2e/oracle/install.sh $(ORACLE_ENVS)/vllm-$* $(ORACLE_BASE)
 
 lock:  ## write requirements.lock anew: what every extra resolves to today
 	rm -rf build/lock

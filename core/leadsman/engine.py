@@ -13,7 +13,11 @@ class EngineSettings:
     """The settings that one worker reports, or that a profile states for it.
 
     `num_blocks` counts usable KV blocks (vLLM reports one more, the null block).
-    `long_prefill_token_threshold` is None where the engine has it off.
+    `long_prefill_token_threshold` is None where the engine has it off. `windows`: one entry a cache
+    group, in the engine's order: its sliding window, None where it attends to everything.
+    `retention_interval`: how far apart the windows' states are that stay findable; 0 is only at a
+    prompt's end and where prompts part, None is everywhere. `num_lookahead_tokens`: slots that a
+    drafter with a cache of its own needs ahead. `is_eagle`: it drafts from the model's own states.
     """
 
     model: str
@@ -31,5 +35,15 @@ class EngineSettings:
     policy: Policy = "fcfs"
     watermark: float = 0.0
     reserve_full_isl: bool = True
+    windows: tuple[Tokens | None, ...] = (None,)
+    retention_interval: Tokens | None = 0
+    num_speculative_tokens: Tokens = 0
+    num_lookahead_tokens: Tokens = 0
+    is_eagle: bool = False
     hardware: str | None = None
     image: str | None = None
+
+    @property
+    def decodes_in_lockstep(self) -> bool:
+        """Whether whoever decodes takes one token a step, and holds every block until it ends."""
+        return not self.num_speculative_tokens and self.windows == (None,)

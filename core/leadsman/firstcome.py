@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from leadsman.future import FutureCache
 from leadsman.mirror import Mirror
-from leadsman.replay import NOTHING, Replay, Seq
+from leadsman.replay import Replay
 from leadsman.running import Passage, Running
+from leadsman.sequence import NOTHING, Seq
 from leadsman.steptime import StepWeights
 from leadsman.units import RequestId, Seconds, Tokens
 
@@ -41,6 +42,7 @@ def is_first_come(replay: Replay) -> bool:
     settings = replay.settings
     return (
         settings.policy == "fcfs"
+        and replay.in_lockstep
         and settings.enable_chunked_prefill
         and settings.long_prefill_token_threshold is None
         and max(settings.max_num_seqs, replay.slots_used) < settings.max_num_batched_tokens

@@ -9,7 +9,7 @@ of the usual prefill, both averages over the worker's recent requests.
 Ignored: who comes after that one; that gaps scatter.
 """
 
-from leadsman.replay import Seq
+from leadsman.sequence import Seq
 from leadsman.units import RequestId, Seconds, Tokens
 
 STEP = 1 / 16

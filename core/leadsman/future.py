@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Protocol
 
 from leadsman.mirror import Mirror
-from leadsman.replay import NOTHING, Hit, Seq
+from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Tokens
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Removed, Stored
-from leadsman.replay import NOTHING, Hit, Replay, Seq
+from leadsman.replay import Replay
+from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
 

@@ -24,7 +24,8 @@ from typing import TypeAlias
 from leadsman.engine import EngineSettings
 from leadsman.holding import Flight
 from leadsman.records import GPU, Ended, Granted, KvEvents, Stored
-from leadsman.replay import Replay, Seq
+from leadsman.replay import Replay
+from leadsman.sequence import Seq
 from leadsman.stepping import Stepping
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens

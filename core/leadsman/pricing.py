@@ -10,7 +10,8 @@ hold, and they say so themselves, a fork of the replay is stepped.
 from leadsman.firstcome import SOON, FirstCome, Forecast, is_first_come
 from leadsman.future import FutureCache
 from leadsman.mirror import Mirror
-from leadsman.replay import Replay, Seq, Step
+from leadsman.replay import Replay
+from leadsman.sequence import Seq, Step
 from leadsman.steptime import StepWeights
 from leadsman.units import Seconds
 

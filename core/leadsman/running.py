@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from leadsman.mirror import Mirror
-from leadsman.replay import Seq
+from leadsman.sequence import Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Tokens
 
 NEVER = 1 << 60

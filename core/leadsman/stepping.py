@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from leadsman.engine import EngineSettings
 from leadsman.holding import Holding
-from leadsman.replay import Seq, Step
+from leadsman.sequence import Seq, Step
 from leadsman.steptime import StepFeatures, StepLearner
 from leadsman.units import Seconds
 

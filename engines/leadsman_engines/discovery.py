@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 from leadsman.engine import EngineSettings
+from leadsman.rules import is_known
 from leadsman.units import WorkerId
 
 from leadsman_engines.engine_pages import (
@@ -98,6 +99,16 @@ class DiscoveredEngine:
 
     ranks: tuple[DiscoveredRank, ...]
     metrics: EngineMetrics
+
+    @property
+    def version(self) -> str:
+        """What all its ranks run."""
+        return self.ranks[0].settings.version
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the rules of its version are known; else those of the newest are assumed."""
+        return is_known(self.version)
 
 
 async def discover(

@@ -155,11 +155,17 @@ def _word(words: Iterable[str]) -> _Converted:
     return _Converted(read=read)
 
 
+def _windows(sizes: Iterable[int]) -> tuple[int | None, ...]:
+    """Read the cache groups; who wrote none knew of one alone, which attends to everything."""
+    return tuple(size or None for size in sizes) or (None,)
+
+
+_WINDOWS = _Converted(write=lambda windows: [size or 0 for size in windows], read=_windows)
 _KEYS = {"keys": _Converted(write=pack, read=unpack)}
 _SETTINGS = _Layout(
     EngineSettings,
     pb.EngineSettings,
-    {"engine": _word(["vllm"]), "policy": _word(get_args(Policy))},
+    {"engine": _word(["vllm"]), "policy": _word(get_args(Policy)), "windows": _WINDOWS},
 )
 _EVENTS: dict[str, _Layout[Any, Any]] = {
     "stored": _Layout(core.Stored, pb.Stored, _KEYS),

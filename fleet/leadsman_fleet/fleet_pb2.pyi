@@ -90,7 +90,7 @@ class Record(_message.Message):
     def __init__(self, worker_seen: _Optional[_Union[WorkerSeen, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., trust_changed: _Optional[_Union[TrustChanged, _Mapping]] = ..., load_sample: _Optional[_Union[LoadSample, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., tokens_seen: _Optional[_Union[TokensSeen, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., learned: _Optional[_Union[Learned, _Mapping]] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
-    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image")
+    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image", "windows", "retention_interval", "num_speculative_tokens", "num_lookahead_tokens", "is_eagle")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,11 @@ class EngineSettings(_message.Message):
     RESERVE_FULL_ISL_FIELD_NUMBER: _ClassVar[int]
     HARDWARE_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_EAGLE_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     max_num_batched_tokens: int
@@ -125,7 +130,12 @@ class EngineSettings(_message.Message):
     reserve_full_isl: bool
     hardware: str
     image: str
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    retention_interval: int
+    num_speculative_tokens: int
+    num_lookahead_tokens: int
+    is_eagle: bool
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ..., windows: _Optional[_Iterable[int]] = ..., retention_interval: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., num_lookahead_tokens: _Optional[int] = ..., is_eagle: _Optional[bool] = ...) -> None: ...
 
 class WorkerSeen(_message.Message):
     __slots__ = ("worker", "endpoint", "settings", "ready", "dp_rank")

@@ -65,6 +65,9 @@ class Collector:
         while True:
             engine, address = await self._discover()
             self.problem = None
+            if not engine.is_known:
+                fields = {"endpoint": self._endpoint.url, "version": engine.version}
+                log.warning("engine is newer than any known: rules of the newest", extra=fields)
             self.roster.call(
                 {
                     self._worker(rank): self._seen(rank, address, engine.metrics)

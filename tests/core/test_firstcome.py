@@ -10,7 +10,8 @@ from leadsman.firstcome import FirstCome, is_first_come
 from leadsman.mirror import Mirror
 from leadsman.pricing import forecast, stepwise
 from leadsman.records import Granted
-from leadsman.replay import Replay, Seq
+from leadsman.replay import Replay
+from leadsman.sequence import Seq
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import RequestId, WorkerId
 

@@ -83,6 +83,15 @@ async def test_an_engine_in_development_mode_needs_no_profile():
     assert rank.settings.block_size == 16
 
 
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.32.0", True), ("0.33.1", True), ("0.34.0rc1", False), ("1.0", False)]
+)
+async def test_an_engine_newer_than_any_known_is_told_apart(version, known):
+    engine = await found(PAGES | {"/version": {"version": version}})
+
+    assert engine.is_known is known
+
+
 async def test_the_null_block_is_not_a_usable_one():
     engine = await found(PAGES | {"/metrics": metrics(0, blocks=1001)})
 

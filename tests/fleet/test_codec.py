@@ -50,6 +50,11 @@ settings = st.builds(
     policy=st.sampled_from(["fcfs", "priority"]),
     watermark=seconds,
     reserve_full_isl=st.booleans(),
+    windows=st.lists(maybe(st.integers(1, 2**31)), min_size=1, max_size=3).map(tuple),
+    retention_interval=maybe(counts),
+    num_speculative_tokens=counts,
+    num_lookahead_tokens=counts,
+    is_eagle=st.booleans(),
     hardware=maybe(words),
     image=maybe(words),
 )

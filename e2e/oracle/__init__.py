@@ -1,0 +1,1 @@
+"""Holds the replay against vLLM's real scheduler, on random runs."""
