@@ -1,8 +1,7 @@
-"""A picker's end of the stream: it watches, reports, and never makes its owner wait.
+"""A picker's end of the stream by gRPC: it resumes where it was, or takes a snapshot.
 
-Losing the stream loses nothing: the client resumes where it was, or takes a snapshot, and tells
-its live grants again. Meanwhile its owner decides on what it has; `state_age` says how old that
-is. Used the same way when both ends are in one process.
+After every reconnection it tells its live grants again, since the other side may have lost or
+expired them. Used the same way when both ends are in one process.
 """
 
 import asyncio
@@ -11,20 +10,20 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import grpc
-from leadsman.declared import Declared
-from leadsman.records import Record, WorkerGone, WorkerSeen
-from leadsman.units import Seconds, WorkerId
+from leadsman.records import Record
+from leadsman.units import Seconds
 
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.clocks import ClockOffset
 from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted
 from leadsman_fleet.declared_codec import decode_declared
 from leadsman_fleet.fleet_pb2_grpc import FleetStub
-from leadsman_fleet.follower import Follower, Part, Phase
-from leadsman_fleet.outbox import Outbox, Report
+from leadsman_fleet.follower import Part, Phase
+from leadsman_fleet.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +55,8 @@ class Target:
     pool: str = "default"
 
 
-class FleetClient:
-    """Follows one pool. `on_record` gets every record in order, its times on `clock`.
-
-    declared: what the pool's owner declares, as last told; None before that, or where nobody does.
+class FleetClient(Replica):
+    """Follows one pool over gRPC.
 
     take: where the log's owner is in this process, its `take`: reports go there as they are.
     """
@@ -73,42 +70,11 @@ class FleetClient:
         timing: ClientTiming | None = None,
         take: Callable[[str, Sequence[Record]], None] | None = None,
     ) -> None:
-        self.synced = asyncio.Event()
-        self.declared: Declared | None = None
-        self.skipped = 0
-        self.failed = 0
+        super().__init__(on_record, clock=clock)
         self._target = target
-        self._on_record = on_record
-        self._clock = clock
         self._timing = timing or ClientTiming()
         self._hand_over = take
-        self._follower = Follower()
-        self._outbox = Outbox()
-        self._has_reports = asyncio.Event()
         self._offset = ClockOffset()
-        self._heard_at: Seconds | None = None
-        self._named_in: str | None = None
-        self._named: set[WorkerId] = set()
-
-    @property
-    def epoch(self) -> str | None:
-        """The life of the log that is followed now; None before any was."""
-        return self._follower.epoch
-
-    @property
-    def forgotten(self) -> int:
-        """Reports that were dropped while nobody listened."""
-        return self._outbox.forgotten
-
-    def report(self, record: Record) -> None:
-        """Tell the other replicas what this one did, soon. Never blocks."""
-        assert isinstance(record, Report), "only collectors tell of workers"
-        self._outbox.put(record)
-        self._has_reports.set()
-
-    def state_age(self, now: Seconds) -> Seconds | None:
-        """Seconds since the stream last spoke, heartbeats included; None before it ever did."""
-        return None if self._heard_at is None else now - self._heard_at
 
     async def run(self) -> None:
         """Watch and report until cancelled."""
@@ -172,44 +138,10 @@ class FleetClient:
             phase=Phase(envelope.phase),
             records=tuple(shifted(record, offset) for record in decoded.records),
         )
-        if envelope.epoch != self._named_in:
-            self._named_in, self._named = envelope.epoch, set()
-        for record in self._follower.take(part, now):
-            self._pass_on(record)
-        if part.phase is not Phase.SNAPSHOT:
-            self.synced.set()
-
-    def _pass_on(self, record: Record) -> None:
-        try:
-            self._on_record(record)
-        except Exception:
-            self.failed += 1
-            log.exception("record not applied", extra={"record": type(record).__name__})
-        if isinstance(record, WorkerGone):
-            self._named.discard(record.worker)
-            self._outbox.forget_worker(record.worker)
-        elif isinstance(record, WorkerSeen) and record.worker not in self._named:
-            self._named.add(record.worker)
-            self._tell_again(record.worker)
-
-    def _tell_again(self, worker: WorkerId | None) -> None:
-        """Say what lives on a worker that the log has only now been told of, or may have lost."""
-        self._outbox.restate(worker)
-        self._has_reports.set()
+        self._take_part(part, now)
 
     async def _tell(self, stub: FleetStub) -> None:
-        if len(self._outbox):
-            self._has_reports.set()
-        while True:
-            await self._has_reports.wait()
-            await asyncio.sleep(self._timing.linger)
-            self._has_reports.clear()
-            batch = self._outbox.take()
-            if batch:
-                await self._report(stub, batch)
-                self._outbox.confirm()
-            if len(self._outbox):
-                self._has_reports.set()
+        await self._tell_each(partial(self._report, stub), self._timing.linger)
 
     async def _report(self, stub: FleetStub, batch: Sequence[Record]) -> None:
         if self._hand_over is not None:
