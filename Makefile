@@ -82,7 +82,7 @@ $(ORACLE_ENVS)/vllm-%/bin/python:
 lock:  ## write requirements.lock anew: what every extra resolves to today
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --quiet -e '.[operator,demo,dev]'
+	build/lock/bin/pip install --quiet -e '.[operator,redis,demo,dev]'
 	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > requirements.lock
 	rm -rf build/lock
 

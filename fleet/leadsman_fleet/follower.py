@@ -2,7 +2,8 @@
 
 Live records pass through. A snapshot says what there is, not what is no more: the follower
 remembers which workers and which foreign grants it has passed on, and adds the departures that the
-snapshot implies. A grant is passed on once, however often snapshots name it.
+snapshot implies. A grant is passed on once, however often snapshots name it, and not before its
+worker is known: whoever holds it tells it again when the worker comes.
 """
 
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class Follower:
                 self._workers.discard(record.worker)
                 self._grants = {grant for grant in self._grants if grant[0] != record.worker}
             case Granted():
+                if record.worker not in self._workers:
+                    return False
                 grant = (record.worker, record.request)
                 if self._named_workers is not None:
                     self._named_grants.add(grant)

@@ -25,6 +25,7 @@ from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted, weight
 from leadsman_fleet.declared_codec import encode_declared
 from leadsman_fleet.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from leadsman_fleet.log import Catchup, FleetLog
+from leadsman_fleet.waiting import happens
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class FleetService(FleetServicer):
             epoch, sequence = self._log.epoch, catchup.sequence
             if sequence < self._log.sequence:
                 continue
-            if await _happens(news, within=self._timing.heartbeat):
+            if await happens(news, within=self._timing.heartbeat):
                 await asyncio.sleep(self._timing.linger)
 
     def _envelopes(self, catchup: Catchup) -> Iterator[pb.Envelope]:
@@ -222,15 +223,6 @@ def _batches(records: tuple[Record, ...]) -> Iterator[list[Record]]:
             yield batch
             batch, size = [], 0
     yield batch
-
-
-async def _happens(event: asyncio.Event, *, within: Seconds) -> bool:
-    try:
-        async with asyncio.timeout(within):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
 
 
 async def listen(service: FleetServicer, *addresses: str) -> tuple[grpc.aio.Server, list[int]]:

@@ -80,7 +80,22 @@ class FleetState:
         `Cleared` of every tier, so that they hold for a reader who already knew something, and
         their blocks name no session.
         """
-        return [record for worker in self._workers.values() for record in _restate(worker, without)]
+        told = self.told()
+        return [record for source, record in told if without is None or source != without]
+
+    def told(self) -> Iterator[tuple[str | None, Record]]:
+        """Say the state again, each record with the replica that reported it, where one did."""
+        for worker in self._workers.values():
+            yield from _restate(worker)
+
+    def workers(self) -> list[WorkerId]:
+        """List the workers that are there."""
+        return list(self._workers)
+
+    def sources(self) -> set[str]:
+        """Give the replicas that hold live grants."""
+        grants = (grant for worker in self._workers.values() for grant in worker.grants.values())
+        return {grant.source for grant in grants if grant.source is not None}
 
     def grants_of(self, source: str) -> list[Granted]:
         """List the live grants of one replica."""
@@ -158,25 +173,27 @@ def _fold_events(worker: _Worker, batch: KvEvents) -> None:
                     worker.tiers.pop(event.tier, None)
 
 
-def _restate(worker: _Worker, without: str | None) -> Iterator[Record]:
-    yield worker.seen
-    yield worker.trust or _untold(worker.seen.worker)
-    yield KvEvents(
-        worker=worker.seen.worker,
-        sequence=worker.sequence,
-        engine_time=worker.engine_time,
-        received_at=worker.received_at,
-        events=(Cleared(), *_blocks(worker)),
+def _restate(worker: _Worker) -> Iterator[tuple[str | None, Record]]:
+    yield None, worker.seen
+    yield None, worker.trust or _untold(worker.seen.worker)
+    yield (
+        None,
+        KvEvents(
+            worker=worker.seen.worker,
+            sequence=worker.sequence,
+            engine_time=worker.engine_time,
+            received_at=worker.received_at,
+            events=(Cleared(), *_blocks(worker)),
+        ),
     )
     if worker.load is not None:
-        yield worker.load
-    if worker.learned is not None and (without is None or worker.learned_by != without):
-        yield worker.learned
+        yield None, worker.load
+    if worker.learned is not None:
+        yield worker.learned_by, worker.learned
     for grant in worker.grants.values():
-        if without is None or grant.source != without:
-            yield grant.granted
-            if grant.seen is not None:
-                yield grant.seen
+        yield grant.source, grant.granted
+        if grant.seen is not None:
+            yield grant.source, grant.seen
 
 
 def _untold(worker: WorkerId) -> TrustChanged:
