@@ -79,6 +79,12 @@ def _read(said: bytes):
         return said.decode(errors="replace")
 
 
+def cache_folder() -> Path:
+    """Say where what was built or fetched once is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "leadsman"
+
+
 def programs() -> Path:
     """Find or build the programs; gives their folder. Raises NotToBeHadError."""
     stated = os.environ.get("KUBEBUILDER_ASSETS")
@@ -89,9 +95,8 @@ def programs() -> Path:
                 f"KUBEBUILDER_ASSETS is {stated}, without {' and '.join(missing)}"
             )
         return Path(stated)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     written = b"".join(path.read_bytes() for path in sorted(MODULE.iterdir()))
-    folder = cache / "leadsman" / f"control-plane-{hashlib.sha256(written).hexdigest()[:12]}"
+    folder = cache_folder() / f"control-plane-{hashlib.sha256(written).hexdigest()[:12]}"
     if not (folder / PROGRAMS[0]).exists():
         _build(folder)
     return folder

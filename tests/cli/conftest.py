@@ -64,9 +64,10 @@ async def engine(answering):
 
 
 @pytest.fixture
-async def served(engine):
-    """Serve that engine; the port of the picker, once it says that it is ready."""
-    picker = Settings(listen="127.0.0.1:0", drain=0.0)
+async def served(engine, request):
+    """Serve that engine, by the TLS that a test asks for, if any; the picker's port when ready."""
+    tls = getattr(request, "param", None)
+    picker = Settings(listen="127.0.0.1:0", drain=0.0, tls=tls)
     config = Config(endpoints=(EndpointSpec(url=engine.url),), picker=picker)
     async with serving(Plan(config=config, endpoints=(engine,), models=())) as running:
         async with asyncio.timeout(20):

@@ -36,11 +36,14 @@ async def test_our_picker_passes_every_check(served):
     assert len(verdicts) == len(CHECKS)
 
 
-async def test_the_command_says_what_passed(served, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("served", "trust"), [(None, []), ("self-signed", ["--insecure"])], indirect=["served"]
+)
+async def test_the_command_says_what_passed(served, trust, capsys, tmp_path):
     out = tmp_path / "verdicts.json"
 
     options = ["--target", f"127.0.0.1:{served}", "--model", "m", "--patience", "20"]
-    rc = await asyncio.to_thread(main, [*options, "--json", str(out)])
+    rc = await asyncio.to_thread(main, [*options, *trust, "--json", str(out)])
 
     said = capsys.readouterr().out
     assert (rc, "FAIL" in said) == (0, False), said

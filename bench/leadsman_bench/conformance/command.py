@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import ssl
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import grpc
 import msgspec
+from cryptography import x509
 
 from leadsman_bench.conformance.checks import CHECKS, Target
 from leadsman_bench.conformance.exchange import Breach
@@ -61,11 +63,28 @@ async def _run(arguments: argparse.Namespace) -> list[Verdict]:
 
 
 def _channel(arguments: argparse.Namespace) -> Any:
-    if arguments.ca is None:
+    shown, name = None, arguments.name
+    if arguments.insecure:
+        host, _, port = arguments.target.rpartition(":")
+        shown = ssl.get_server_certificate((host.strip("[]"), int(port))).encode()
+        name = name or _name_in(shown)
+    elif arguments.ca is not None:
+        shown = arguments.ca.read_bytes()
+    if shown is None:
         return grpc.aio.insecure_channel(arguments.target, options=UNLIMITED)
-    trusted = grpc.ssl_channel_credentials(arguments.ca.read_bytes())
-    named = [("grpc.ssl_target_name_override", arguments.name)] if arguments.name else []
+    trusted = grpc.ssl_channel_credentials(shown)
+    named = [("grpc.ssl_target_name_override", name)] if name else []
     return grpc.aio.secure_channel(arguments.target, trusted, options=[*UNLIMITED, *named])
+
+
+def _name_in(certificate: bytes) -> str | None:
+    """Give the first name that a certificate is for: gRPC checks it whatever is trusted."""
+    held = x509.load_pem_x509_certificate(certificate)
+    try:
+        names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return None
+    return next(iter(names.get_values_for_type(x509.DNSName)), None)
 
 
 def _print(verdicts: Sequence[Verdict]) -> None:
@@ -97,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", required=True, help="HOST:PORT of its ext_proc server")
     parser.add_argument("--model", required=True, help="a model that its pool serves")
     parser.add_argument("--ca", type=Path, help="certificate to trust; without: no TLS")
+    parser.add_argument(
+        "--insecure", action="store_true", help="TLS, and trust whatever certificate it shows"
+    )
     parser.add_argument("--name", help="the name in its certificate, where it is not HOST")
     parser.add_argument(
         "--patience", type=float, default=5.0, help="seconds to wait for an answer (default 5)"

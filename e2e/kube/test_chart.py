@@ -1,0 +1,216 @@
+"""The chart, by the real helm, on the real API server."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+
+from .conftest import ROOT, kubeconfig_of
+from .control_plane import NotToBeHadError
+from .helm import helm_program
+
+CHART = ROOT / "helm" / "leadsman"
+POOL = {"name": "chat", "create": {"matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]}}
+BARE = {"name": "code", "replicas": 1, "config": {"budget": {"max_queue_wait": 30}}}
+VALUES = {
+    "defaults": {},
+    "a pool": {"pools": [POOL]},
+    "two pools": {"pools": [POOL | {"model": "m"}, BARE]},
+    "namespaced": {"namespaces": ["a", "b"], "pools": [BARE]},
+    "plain text": {"pools": [POOL], "pickers": {"tls": "off"}},
+    "own certificate": {"pools": [POOL], "pickers": {"tls": "picker-cert"}},
+    "istio": {"pools": [POOL], "gateway": {"kind": "istio"}},
+    "envoy gateway": {"pools": [POOL], "gateway": {"kind": "envoy-gateway", "routes": ["r"]}},
+    "agentgateway": {"pools": [POOL], "gateway": {"kind": "agentgateway"}},
+    "guarded": {
+        "pools": [POOL],
+        "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "gateway"}},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "operator": {"replicas": 1, "tolerations": [{"operator": "Exists"}]},
+        "podDisruptionBudget": {"enabled": False},
+    },
+}
+ELSEWHERE = {"DestinationRule", "EnvoyExtensionPolicy", "ServiceMonitor"}
+"""Kinds whose definitions this API server does not have."""
+
+
+class Helm:
+    """Runs helm; `fails` gives what it said where it had to fail."""
+
+    def __init__(self, program, folder, config=None):
+        self.program, self.folder, self.config = program, folder, config
+
+    def run(self, *arguments, values=None):
+        command = [str(self.program), *arguments]
+        if values is not None:
+            path = self.folder / "values.json"
+            path.write_text(json.dumps(values))
+            command += ["--values", str(path)]
+        if self.config:
+            command += ["--kubeconfig", str(self.config)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def does(self, *arguments, values=None):
+        done = self.run(*arguments, values=values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rendered(self, values, *more):
+        said = self.does("template", "r", str(CHART), "--namespace", "ns", *more, values=values)
+        return [one for one in yaml.safe_load_all(said) if one]
+
+
+@pytest.fixture(scope="session")
+def program():
+    try:
+        return helm_program()
+    except NotToBeHadError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def helm(program, tmp_path):
+    return Helm(program, tmp_path)
+
+
+@pytest.fixture
+def cluster(program, tmp_path, plane):
+    return Helm(program, tmp_path, kubeconfig_of(plane, tmp_path, plane.token))
+
+
+def all_of(plane, release):
+    """List what the API server holds of a release, as kind and name."""
+    found = []
+    for path in (
+        "/api/v1/serviceaccounts",
+        "/api/v1/services",
+        "/api/v1/configmaps",
+        "/api/v1/secrets",
+        "/apis/apps/v1/deployments",
+        "/apis/policy/v1/poddisruptionbudgets",
+        "/apis/rbac.authorization.k8s.io/v1/roles",
+        "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "/apis/inference.networking.k8s.io/v1/inferencepools",
+    ):
+        selector = f"?labelSelector=app.kubernetes.io/instance%3D{release}"
+        _, said = plane.ask("GET", path + selector)
+        found += [(said["kind"], one["metadata"]["name"]) for one in said["items"]]
+    return found
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_the_chart_is_sound_with_each_set_of_values(helm, values):
+    said = helm.does("lint", "--strict", str(CHART), values=values)
+
+    assert "0 chart(s) failed" in said
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_the_api_server_would_take_all_that_is_rendered(cluster, helm, plane, namespace, values):
+    values = json.loads(json.dumps(values).replace('"a", "b"', f'"{namespace}"'))
+    for document in helm.rendered(values):
+        if document["kind"] in ELSEWHERE:
+            continue
+        path = path_of(document, namespace)
+        document["metadata"].pop("namespace", None)
+
+        status, said = plane.ask("POST", f"{path}?dryRun=All&fieldValidation=Strict", document)
+
+        assert status == 201, (document["kind"], said)
+
+
+def path_of(document, namespace):
+    version, plural = document["apiVersion"], document["kind"].lower() + "s"
+    plural = {"networkpolicys": "networkpolicies"}.get(plural, plural)
+    base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    is_cluster_wide = document["kind"].startswith("Cluster")
+    return f"{base}/{plural}" if is_cluster_wide else f"{base}/namespaces/{namespace}/{plural}"
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"pools": [{}]}, "name"),
+        ({"pools": [{"name": "Not A Name"}]}, "name"),
+        ({"pools": [POOL | {"create": {"matchLabels": {"a": "b"}}}]}, "targetPorts"),
+        ({"gateway": {"kind": "nginx"}}, "kind"),
+        ({"operator": {"replicas": 0}}, "replicas"),
+        ({"picker": {}}, "picker"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused_by_name(helm, values, field):
+    done = helm.run("template", "r", str(CHART), values=values)
+
+    assert done.returncode != 0
+    assert field in done.stderr
+
+
+def test_every_pod_is_held_to_what_a_restricted_namespace_asks_for(helm):
+    pods = [
+        one["spec"].get("template", one)["spec"]
+        for one in helm.rendered({"pools": [POOL | {"model": "m"}]})
+        if one["kind"] in {"Deployment", "Pod"}
+    ]
+
+    assert len(pods) == 3
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_operator_may_write_nothing_that_it_does_not_own(helm):
+    rules = [
+        (resource, set(rule["verbs"]), rule.get("resourceNames"))
+        for one in helm.rendered({})
+        if one["kind"] in {"Role", "ClusterRole"}
+        for rule in one["rules"]
+        for resource in rule["resources"]
+    ]
+
+    writes = {
+        resource: names
+        for resource, verbs, names in rules
+        if verbs - {"get", "list", "watch", "create"}
+    }
+    assert set(writes) == {
+        "latencybudgets/status",
+        "engineprofiles/status",
+        "leases",
+        "configmaps",
+    }
+    assert writes["leases"] == ["r-leadsman-operator"]
+    assert writes["configmaps"] == ["r-leadsman-operator-lessons"]
+
+
+def test_a_release_lives_through_upgrade_and_rollback_and_leaves_nothing(cluster, plane, namespace):
+    release, here = f"r-{namespace}", ["--namespace", namespace]
+    cluster.does("install", release, str(CHART), *here, values={"pools": [POOL]})
+    installed = all_of(plane, release)
+    secret = _secret(plane, release)
+
+    cluster.does("upgrade", release, str(CHART), *here, values={"pools": [POOL, BARE]})
+    upgraded = all_of(plane, release)
+    kept = _secret(plane, release)
+    cluster.does("rollback", release, "1", *here)
+    back = all_of(plane, release)
+    cluster.does("uninstall", release, *here)
+
+    assert ("InferencePoolList", "chat") in installed
+    assert {name for _, name in upgraded} > {name for _, name in installed}
+    assert kept == secret
+    assert sorted(back) == sorted(installed)
+    assert all_of(plane, release) == []
+
+
+def _secret(plane, release):
+    _, said = plane.ask(
+        "GET", f"/api/v1/secrets?labelSelector=app.kubernetes.io/instance%3D{release}"
+    )
+    return {one["data"]["secret"] for one in said["items"]}
