@@ -34,7 +34,7 @@ from leadsman_fleet.state import FleetState
 pytestmark = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="there is no redis-server on this machine"
 )
-PATIENCE = 6.0
+PATIENCE = 30.0
 SETTINGS = EngineSettings(
     model="m",
     version="0.33.0",

@@ -11,7 +11,8 @@ users reported of other pickers: gateway-api-inference-extension#3035 (bodies of
 
 import ipaddress
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -120,6 +121,16 @@ def _is_address(endpoint: str) -> None:
         raise Breach(f"{endpoint!r} has no port")
 
 
+@asynccontextmanager
+async def on_its_way(target: Target) -> AsyncIterator[tuple[Exchange, list[str]]]:
+    """Have a request sent on in full duplex; gives the stream, for the response, and where to."""
+    body = target.completion()
+    async with target.exchange() as stream:
+        await stream.headers(post(body))
+        await stream.body(body, end=True)
+        yield stream, sent_on(await stream.routed(until="request_body"), body)
+
+
 async def whole(
     target: Target, body: bytes, *, pieces: Sequence[bytes] | None = None, subset: object = None
 ) -> Routed:
@@ -212,12 +223,9 @@ async def other_traffic(target: Target) -> None:
 @check("each piece of a streamed response is echoed at once, wherever its events are cut")
 async def split_events(target: Target) -> None:
     """Cut the response in the middle of events and of characters."""
-    body, answer = target.completion(), EVENT * 3 + DONE
-    async with target.exchange() as stream:
-        await stream.headers(post(body))
-        await stream.body(body, end=True)
-        [endpoint, *_] = sent_on(await stream.routed(until="request_body"), body)
-        await stream.response(_STREAM, served=endpoint)
+    answer = EVENT * 3 + DONE
+    async with on_its_way(target) as (stream, endpoints):
+        await stream.response(_STREAM, served=endpoints[0])
         for at in range(0, len(answer), 7):
             piece = answer[at : at + 7]
             await stream.response_body(piece)
@@ -231,11 +239,8 @@ async def split_events(target: Target) -> None:
 @check("a response that is ended by trailers comes back whole")
 async def response_trailers(target: Target) -> None:
     """End the response by trailers."""
-    body, answer = target.completion(), EVENT + DONE
-    async with target.exchange() as stream:
-        await stream.headers(post(body))
-        await stream.body(body, end=True)
-        sent_on(await stream.routed(until="request_body"), body)
+    answer = EVENT + DONE
+    async with on_its_way(target) as (stream, _):
         await stream.response(_STREAM)
         await stream.response_body(answer)
         await stream.response_trailers()
@@ -246,11 +251,8 @@ async def response_trailers(target: Target) -> None:
 @check("a response of one megabyte that is no stream comes back whole")
 async def long_response(target: Target) -> None:
     """Answer with plain JSON."""
-    body, answer = target.completion(), json.dumps({"text": "x" * (1 << 20)}).encode()
-    async with target.exchange() as stream:
-        await stream.headers(post(body))
-        await stream.body(body, end=True)
-        sent_on(await stream.routed(until="request_body"), body)
+    answer = json.dumps({"text": "x" * (1 << 20)}).encode()
+    async with on_its_way(target) as (stream, _):
         await stream.response({":status": "200", "content-type": "application/json"})
         for at in range(0, len(answer), 32_768):
             await stream.response_body(answer[at : at + 32_768], end=at + 32_768 >= len(answer))
@@ -261,11 +263,7 @@ async def long_response(target: Target) -> None:
 @check("the gateway's own error in the engine's place is let through")
 async def local_reply(target: Target) -> None:
     """Answer 503 before anything went upstream."""
-    body = target.completion()
-    async with target.exchange() as stream:
-        await stream.headers(post(body))
-        await stream.body(body, end=True)
-        sent_on(await stream.routed(until="request_body"), body)
+    async with on_its_way(target) as (stream, _):
         await stream.response({":status": "503", "content-type": "text/plain"})
         await stream.response_body(b"upstream connect error", end=True)
         await stream.echoed("response_body")
@@ -274,11 +272,7 @@ async def local_reply(target: Target) -> None:
 @check("served feedback that names another endpoint than the pick is taken")
 async def served_elsewhere(target: Target) -> None:
     """Say that somebody else served."""
-    body = target.completion()
-    async with target.exchange() as stream:
-        await stream.headers(post(body))
-        await stream.body(body, end=True)
-        sent_on(await stream.routed(until="request_body"), body)
+    async with on_its_way(target) as (stream, _):
         await stream.response(_STREAM, served=NOWHERE)
         await stream.response_body(EVENT + DONE, end=True)
         if await stream.echoed("response_body") != EVENT + DONE:

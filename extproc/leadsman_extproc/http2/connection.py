@@ -99,8 +99,12 @@ class Connection(asyncio.Protocol):
             self._outflow.put(frames.goaway(self._last, ErrorCode.NO_ERROR))
 
     def close(self) -> None:
-        """End the connection, and every call on it."""
+        """End the connection, and every call on it, once what was said has left."""
         self._transport.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._transport.abort()
 
     # -- frames -------------------------------------------------------------------------------
 

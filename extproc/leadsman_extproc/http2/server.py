@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -13,6 +13,8 @@ from leadsman_extproc.http2.calls import Handlers
 from leadsman_extproc.http2.connection import Connection
 
 _LOOK_EVERY: Final[Seconds] = 0.02
+_LAST_WORDS: Final[Seconds] = 1.0
+"""How long a peer may take to read what was said before its connection is cut."""
 
 
 @asynccontextmanager
@@ -40,9 +42,17 @@ async def listening(
         server.close()
         for connection in connections:
             connection.leave()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(drain):
-                while any(one.open_calls for one in connections):  # noqa: ASYNC110  (rare)
-                    await asyncio.sleep(_LOOK_EVERY)
+        await _until(lambda: not any(one.open_calls for one in connections), within=drain)
         for connection in list(connections):
             connection.close()
+        await _until(lambda: not connections, within=_LAST_WORDS)
+        for connection in list(connections):
+            connection.abort()
+
+
+async def _until(is_so: Callable[[], bool], *, within: Seconds) -> None:
+    """Wait until it is so, or as long as that is bearable."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            while not is_so():  # noqa: ASYNC110  (rare)
+                await asyncio.sleep(_LOOK_EVERY)
