@@ -13,11 +13,13 @@ Format of a recording: docs/recordings.md.
 import argparse
 import gzip
 import json
-from collections.abc import Iterator
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from leadsman.budget import Budget
@@ -246,11 +248,28 @@ class Replayed:
         )
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a recording or a calibration, gzipped or not."""
-    raw = path.read_bytes()
-    loaded: dict[str, Any] = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-    return loaded
+class RecordingError(ValueError):
+    """A file that is no recording, or no calibration: says which, and what is wrong."""
+
+
+_RECORDING: Final = {"engine": dict, "requests": list, "kv_events": list}
+_CALIBRATION: Final = {"isolated_ttft_s": list, "decode": list}
+
+
+def load(path: Path, parts: Mapping[str, type]) -> dict[str, Any]:
+    """Read a recording or a calibration, gzipped or not. Raises RecordingError."""
+    try:
+        raw = path.read_bytes()
+        loaded = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise RecordingError(f"{path}: {error}") from error
+    for name, kind in parts.items():
+        if not isinstance(loaded, dict) or not isinstance(loaded.get(name), kind):
+            what = "an object" if kind is dict else "a list"
+            raise RecordingError(
+                f"{path}: {name!r} should be there, as {what}: see docs/recordings.md"
+            )
+    return dict(loaded)
 
 
 def main(argv: list[str]) -> int:
@@ -264,9 +283,12 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     figures = []
     for file in options.files:
-        beside = options.calibration or file.parent / "calibration.json"
-        calibration = load(beside) if beside.exists() else None
-        played = Replayed(load(file), calibration, true_lengths=options.true_lengths)
+        try:
+            recording, calibration = _inputs(file, options.calibration)
+        except RecordingError as error:
+            print(f"leadsman bench recorded: {error}", file=sys.stderr)
+            return 2
+        played = Replayed(recording, calibration, true_lengths=options.true_lengths)
         entry = {"file": str(file), **played.play().figures(), "workers": 1}
         figures.append(entry)
         _print(entry)
@@ -280,6 +302,13 @@ def main(argv: list[str]) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def _inputs(file: Path, stated: Path | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Load a recording, and the calibration that is stated or lies beside it, if any."""
+    beside = stated or file.parent / "calibration.json"
+    has_calibration = stated is not None or beside.exists()
+    return load(file, _RECORDING), load(beside, _CALIBRATION) if has_calibration else None
 
 
 def _error(row: tuple[Seconds, str, Price, Seconds, int]) -> Seconds:

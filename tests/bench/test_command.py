@@ -84,3 +84,27 @@ def test_progress_is_silent_where_nobody_watches(capsys):
     progress.end()
 
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "said"),
+    [
+        ("nothing.json", None, "No such file"),
+        ("broken.json", b"{", "line 1"),
+        ("packed.json.gz", b"not packed", "gzip"),
+        ("list.json", b"[]", "'engine' should be there, as an object"),
+        ("calibration.json", b'{"engine": "vLLM", "decode": []}', "'engine'"),
+        ("half.json", b'{"engine": {}, "requests": {}}', "'requests' should be there, as a list"),
+    ],
+)
+def test_what_is_no_recording_is_said_with_its_name(tmp_path, capsys, name, held, said):
+    path = tmp_path / name
+    if held is not None:
+        path.write_bytes(held)
+
+    status = command.main(["recorded", str(path)])
+
+    told = capsys.readouterr().err
+    assert status == 2
+    assert str(path) in told
+    assert said in told
