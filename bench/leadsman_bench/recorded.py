@@ -285,8 +285,8 @@ def main(argv: list[str]) -> int:
     for file in options.files:
         try:
             recording, calibration = _inputs(file, options.calibration)
-        except RecordingError as error:
-            print(f"leadsman bench recorded: {error}", file=sys.stderr)
+        except RecordingError as wrong:
+            print(f"leadsman bench recorded: {wrong}", file=sys.stderr)
             return 2
         played = Replayed(recording, calibration, true_lengths=options.true_lengths)
         entry = {"file": str(file), **played.play().figures(), "workers": 1}
