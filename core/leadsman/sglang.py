@@ -21,8 +21,9 @@ ScheduleBatch.retract_decode; scheduler_components/new_token_ratio_tracker.py.
 """
 
 from collections import deque
+from typing import Self
 
-from leadsman.replay import Chunk, Hit, Lookup, Replay, Seq, Step
+from leadsman.sequence import Chunk, Hit, Lookup, Seq, Step
 from leadsman.sglang_budget import Budget, Verdict
 from leadsman.sglang_decode import SglangDecoding
 from leadsman.sglang_queue import in_order
@@ -39,11 +40,9 @@ class SglangReplay(SglangDecoding):
 
     __slots__ = ()
 
-    def fork(self) -> "SglangReplay":
+    def fork(self) -> Self:
         """Copy the state so that it can be run into the future; expected ends count there."""
-        plain, twin = super().fork(), SglangReplay.__new__(SglangReplay)
-        for name in Replay.__slots__:
-            setattr(twin, name, getattr(plain, name))
+        twin = super().fork()
         twin.rules, twin.ratio, twin._fresh = self.rules, self.ratio, self._fresh
         twin._tried = self._tried
         twin._is_shut, twin._reopens, twin._all_lag = self._is_shut, self._reopens, self._all_lag
@@ -85,12 +84,13 @@ class SglangReplay(SglangDecoding):
         for seq, n in chunks:
             prefill += n
             attention += n * (seq.computed - 0.5 * n)
-        if self._release_lingering():
+        if self._lingering:
             self._is_shut = False
+        self._release_lingering()
         finals = self._finish(chunks, runs=runs, was_running=was_running)
         busy = 1 if chunks or decodes else 0
         features = StepFeatures(busy, prefill, attention, decodes, context, len(finals))
-        return Step(features, chunks, finals, admitted, 1)
+        return Step(features, chunks, finals, admitted, 1, [], [])
 
     def _prefill(self, lookup: Lookup) -> tuple[list[Chunk], list[Seq]]:
         """Compose a prefill pass; nothing of it can be found before it is over."""
@@ -161,13 +161,15 @@ class SglangReplay(SglangDecoding):
             if verdict is not Verdict.OPEN:
                 break
         for seq, n in under_way:
-            self._extend(seq, n)
+            self._stretch(seq, n)
+            seq.computed += n
         return [(self._let_in(seq, n, hit), n) for seq, n, hit in found]
 
     def _let_in(self, seq: Seq, n: Tokens, hit: Hit) -> Seq:
         self.waiting.remove(seq)
         seq = seq.copy() if self.believes else seq
         self._enter(seq, hit, n)
+        seq.computed += n
         return seq
 
     def _finish(self, chunks: list[Chunk], *, runs: bool, was_running: int) -> list[Seq]:
@@ -177,7 +179,8 @@ class SglangReplay(SglangDecoding):
         if runs:
             self.tick += 1
             self.context += len(self.decoding)
-            self._end_decodes()
+            for seq in self._end_decodes():
+                self._end(seq, None)
         finals = []
         for seq, n in chunks:
             if seq.computed < seq.target:
@@ -187,7 +190,7 @@ class SglangReplay(SglangDecoding):
             self._fresh[seq.id] = seq.computed - n
             self.prefilling.remove(seq)
             seq.generated += 1
-            self._start_decoding(seq)
+            self._begin_decoding(seq, seq.generated - 1)
         if not self.settings.async_scheduling:
             self._fresh, self._all_lag = {}, False
         elif not (runs or chunks):

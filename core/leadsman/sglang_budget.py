@@ -12,7 +12,7 @@ PrefillAdder._update_prefill_budget, budget_state, add_chunked_req, _select_pref
 from enum import Enum, auto
 
 from leadsman.engine import SglangRules
-from leadsman.replay import Hit
+from leadsman.sequence import Hit
 from leadsman.units import Blocks, Tokens
 
 CLIP: Tokens = 4096

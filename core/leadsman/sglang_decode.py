@@ -9,7 +9,8 @@ Scheduler.update_running_batch; scheduler_components/new_token_ratio_tracker.py.
 """
 
 from leadsman.engine import EngineSettings, SglangRules
-from leadsman.replay import Lookup, Replay, Seq, Step
+from leadsman.replay import Replay
+from leadsman.sequence import Lookup, Seq, Step
 from leadsman.sglang_budget import CLIP, Budget
 from leadsman.units import Blocks, RequestId, Tokens
 
@@ -48,8 +49,8 @@ class SglangDecoding(Replay):
         """Count the tokens of a request that others can find: not a last chunk under way."""
         return self._fresh.get(request, computed)
 
-    def _end(self, seq: Seq, length: Tokens, blocks: Blocks) -> None:
-        super()._end(seq, length, blocks)
+    def _end(self, seq: Seq, before: Tokens | None) -> None:  # noqa: ARG002
+        super()._end(seq, None)  # a token in vain is ignored here: every end counts as foreseen
         if not self.settings.async_scheduling:
             self._is_shut = False
 
@@ -108,10 +109,10 @@ class SglangDecoding(Replay):
     def _send_back(self, victim: Seq) -> None:
         """Put one who decodes at the end of the queue; what was computed of it is lost."""
         told = self._told(victim)
-        if not self._release_lingering(victim):
-            self.drop(victim)
+        self.drop(victim)
         again = victim.copy() if self.believes else victim
-        again.generated, again.computed, again.blocks, again.shared = told, 0, 0, 0
+        again.generated = told
+        again.computed = again.rows = again.blocks = again.shared = 0
         everyone = [*self.waiting, *self.decoding.values(), again]
         again.arrival = 1 + max(other.arrival for other in everyone)
         unseen = [place for place, one in enumerate(self.waiting) if one.visible_at > self.clock]
@@ -152,14 +153,12 @@ class SglangDecoding(Replay):
         return len(self.decoding) + self.lingerers
 
     def _all_running(self) -> list[Seq]:
-        return [*self.decoding.values(), *(seq for seq, _ in self._lingering)]
+        return [*self.decoding.values(), *self._lingering]
 
     def _told(self, seq: Seq) -> Tokens:
         """Count the output tokens that the engine has counted of one who runs."""
-        if seq.id in self.decoding:
-            return self.generated(seq) - (self._all_lag or seq.id in self._fresh)
-        bounds = [seq.limit or CLIP] + [seq.expected] * self.believes
-        return max(1, min(bounds)) - 1
+        has_ended = seq.id not in self.decoding
+        return self.generated(seq) - (has_ended or self._all_lag or seq.id in self._fresh)
 
     def _bound(self, seq: Seq, told: Tokens = 0) -> Tokens:
         """Bound the tokens that an answer may still get."""
@@ -197,7 +196,7 @@ class SglangDecoding(Replay):
             m = min(m, (seq.target - seq.computed - 1) // n)
         if m < 1 or not self._fits_many(last, m):
             return None
-        return self._skipped(last, m)
+        return self._repeat(last, m)
 
     def _fits_many(self, last: Step, m: int) -> bool:
         if not last.chunks:
@@ -206,14 +205,14 @@ class SglangDecoding(Replay):
         needed = sum([n * m for _, n in last.chunks])
         return needed + self.settings.block_size + kept < self.free * self.settings.block_size
 
-    def _skipped(self, last: Step, m: int) -> Step:
+    def _repeat(self, last: Step, m: int) -> Step:
         if last.features.decodes:
             self.ratio = max(self.ratio - m * self._decay, self._least_ratio)
-            return self._repeat(last, m)
+            return super()._repeat(last, m)
         tick, context = self.tick, self.context
         decoding, self.decoding = self.decoding, {}
         phases, self.phases = self.phases, {}
-        step = self._repeat(last, m)
+        step = super()._repeat(last, m)
         self.decoding, self.phases = decoding, phases
         self.tick, self.context = tick, context
         features = step.features._replace(decodes=0, context=0)

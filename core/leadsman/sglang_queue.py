@@ -10,7 +10,7 @@ Source: SGLang 0.5.23 srt/managers/schedule_policy.py, SchedulePolicy.calc_prior
 """
 
 from leadsman.engine import SglangRules
-from leadsman.replay import Lookup, Seq
+from leadsman.sequence import Lookup, Seq
 from leadsman.units import RequestId, Tokens
 
 MOST_LOOKED_UP = 128

@@ -7,7 +7,7 @@ and where prompts share prefixes so does the free memory at the start of each it
 from itertools import takewhile
 
 from leadsman.engine import EngineSettings, SglangRules
-from leadsman.replay import Hit, Seq
+from leadsman.sequence import Hit, Seq
 from leadsman.sglang import SglangReplay
 
 

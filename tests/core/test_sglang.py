@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from leadsman.engine import EngineSettings, SglangRules
-from leadsman.replay import NOTHING, Hit, Seq
+from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.sglang import SglangReplay
 
 from .sglang_runs import Compared
