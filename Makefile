@@ -11,7 +11,8 @@ ORACLE_MODES ?=
 ORACLE_SEEDS ?= 0:50
 ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 
-.PHONY: help install templates demo test parity check lint types contracts size proto crds e2e bench oracle lock clean
+.PHONY: help install templates demo test parity check lint types contracts size proto crds e2e bench lock clean
+.PHONY: oracle oracle-sglang
 
 help:  ## say what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +79,11 @@ oracle: install $(ORACLE_VERSIONS:%=$(ORACLE_ENVS)/vllm-%/bin/python)  ## hold t
 
 $(ORACLE_ENVS)/vllm-%/bin/python:
 	e2e/oracle/install.sh $(ORACLE_ENVS)/vllm-$* $(ORACLE_BASE)
+
+oracle-sglang: install  ## fuzz the replay against SGLang's own scheduler, into oracle-sglang.json
+	e2e/oracle_sglang/install.sh build/oracle-sglang
+	$(BIN)/python e2e/oracle_sglang/fuzz.py --engine-python build/oracle-sglang/bin/python \
+		--json oracle-sglang.json
 
 lock:  ## write requirements.lock anew: what every extra resolves to today
 	rm -rf build/lock

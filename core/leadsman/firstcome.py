@@ -41,7 +41,8 @@ def is_first_come(replay: Replay) -> bool:
     """Say whether a replay's rules and state are those of an ordinary first-come queue."""
     settings = replay.settings
     return (
-        settings.policy == "fcfs"
+        settings.engine == "vllm"
+        and settings.policy == "fcfs"
         and replay.in_lockstep
         and settings.enable_chunked_prefill
         and settings.long_prefill_token_threshold is None

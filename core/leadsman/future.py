@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Protocol
 
 from leadsman.mirror import Mirror
+from leadsman.schedulers import findable
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Tokens
 
@@ -105,7 +106,8 @@ class FutureCache:
                 break
             other = entered.get(request) or self._began_before(request)
             if other is not None:
-                stored = min(other.computed // size, self._left(request, eaten))
+                tokens = findable(self._future, request, other.computed)
+                stored = min(tokens // size, self._left(request, eaten))
                 alive = max(alive, min(common, stored, most))
         return alive
 

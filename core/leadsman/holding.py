@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Removed, Stored
-from leadsman.replay import Replay
+from leadsman.schedulers import findable, replay_for
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
@@ -41,7 +41,7 @@ class Holding:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.replay = Replay(settings)
+        self.replay = replay_for(settings)
         self.pool = Pool()
         self.flights: dict[RequestId, Flight] = {}
 
@@ -69,7 +69,8 @@ class Holding:
         for request, common in seq.kin:
             other = self.flights.get(request) if common > pinned else None
             if other is not None and other.seq.computed:
-                stored = min(common, other.seq.computed // self.settings.block_size, most)
+                tokens = findable(self.replay, request, other.seq.computed)
+                stored = min(common, tokens // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
         return Hit(depth * self.settings.block_size, pinned)
 

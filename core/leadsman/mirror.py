@@ -24,7 +24,7 @@ from typing import TypeAlias
 from leadsman.engine import EngineSettings
 from leadsman.holding import Flight
 from leadsman.records import GPU, Ended, Granted, KvEvents, Stored
-from leadsman.replay import Replay
+from leadsman.schedulers import replay_for
 from leadsman.sequence import Seq
 from leadsman.stepping import Stepping
 from leadsman.steptime import StepLearner, StepWeights
@@ -67,7 +67,7 @@ class Mirror(Stepping):
         and for one step that it may share.
         """
         budget, replay = self.settings.max_num_batched_tokens, self.replay
-        if self.settings.policy != "fcfs" or self.settings.long_prefill_token_threshold:
+        if not self.settings.is_first_come or self.settings.long_prefill_token_threshold:
             return -math.inf
         ahead = sum([seq.target - seq.computed for seq in replay.prefilling]) - budget
         ahead += sum([seq.uncached for seq in replay.waiting if seq.cached is None])
@@ -178,7 +178,7 @@ class Mirror(Stepping):
 
     def reset(self) -> None:
         """The engine restarted: nothing runs, nothing is cached. Flights stay until they end."""
-        self.replay = Replay(self.settings)
+        self.replay = replay_for(self.settings)
         self.pool.clear()
         for flight in self.flights.values():
             flight.held.clear()
@@ -191,7 +191,7 @@ class Mirror(Stepping):
     def _saw_decoded(self, seq: Seq, tokens: Tokens, at: Seconds) -> None:
         """`seq` had `tokens` output tokens when a step ended at `at`."""
         replay, unsettled = self.replay, len(self._unsettled)
-        steps = tokens - replay.generated(seq) + unsettled  # since the last settled end
+        steps = unsettled - self._steps_after(seq, tokens)  # since the last settled end
         if seq.id not in replay.decoding:
             if seq.generated and steps != unsettled:
                 replay.place(seq, seq.prompt + tokens - 1)
@@ -246,7 +246,7 @@ class Mirror(Stepping):
         replay = self.replay
         self._call_up(seq)
         most = max(1, tokens - replay.generated(seq))
-        if seq.id not in replay.decoding:
+        if seq.id not in replay.decoding or self.settings.engine == "sglang":
             most += self._steps_to_first()
         if self._commit_until(lambda: replay.generated(seq) >= tokens, at, most):
             self._settle(at)
@@ -298,9 +298,9 @@ class Mirror(Stepping):
     def _saw_prefilled(self, seq: Seq, depth: Blocks, at: Seconds) -> None:
         """A prompt is stored up to `depth` blocks by the step that ended at `at`.
 
-        With async scheduling it is told when the step *before* that one ends.
+        With async scheduling vLLM tells it when the step *before* that one ends.
         """
-        size, told_early = self.settings.block_size, self.settings.async_scheduling
+        size, told_early = self.settings.block_size, self._tells_early
 
         def is_there() -> bool:
             return self._computed(seq) + size - 1 >= depth * size
@@ -321,7 +321,7 @@ class Mirror(Stepping):
         A short prompt may overtake a long one that was sent just before.
         """
         waiting = self.replay.waiting
-        if self.settings.policy == "priority" or seq not in waiting:
+        if not self.settings.is_first_come or seq not in waiting:
             return
         mine = self._arrival(seq)
         for place, other in enumerate(waiting):

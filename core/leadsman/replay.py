@@ -23,6 +23,7 @@ Source: vLLM 0.32 and 0.33, v1/core/sched/scheduler.py, Scheduler.schedule and u
 """
 
 from collections.abc import Callable
+from typing import Self
 
 from leadsman.engine import EngineSettings
 from leadsman.sequence import Chunk, Hit, Lookup, Seq, Step
@@ -42,9 +43,9 @@ class Replay(Skipping):
         self.accepts: Callable[[Seq], Tokens] = _none
         """How many of the next drafts of a sequence will be right."""
 
-    def fork(self) -> "Replay":
+    def fork(self) -> Self:
         """Copy the state so that it can be run into the future; expected ends count there."""
-        twin = Replay.__new__(Replay)
+        twin = type(self).__new__(type(self))
         twin.settings, twin.believes, twin._rules = self.settings, True, self._rules
         twin.in_lockstep, twin.accepts = self.in_lockstep, self.accepts
         twin._skipping, twin._caps = self._skipping, self._caps

@@ -11,7 +11,7 @@ from leadsman.engine import EngineSettings
 from leadsman.holding import Holding
 from leadsman.sequence import Seq, Step
 from leadsman.steptime import StepFeatures, StepLearner
-from leadsman.units import Seconds
+from leadsman.units import Seconds, Tokens
 
 OVERDUE: Seconds = 2.0
 """A step that should have been seen is waited for so long, or three times its length."""
@@ -51,6 +51,23 @@ class Stepping(Holding):
         if self._last_end is None or at >= self._last_end:
             return False
         return at < self._last_end - max(1e-3, self._blur())
+
+    def _steps_after(self, seq: Seq, tokens: Tokens) -> int:
+        """Count the unsettled steps after the one that gave `seq` its last of so many tokens.
+
+        Negative where that one is still to be committed. Where prompts go first, steps pass that
+        give no token to who decodes.
+        """
+        made, after = self.replay.generated(seq), 0
+        if made < tokens or seq.id not in self.replay.decoding:
+            return made - tokens
+        for step, _ in reversed(self._unsettled):
+            gives = step.decodes if made > 1 else step.finals
+            if gives and made == tokens:
+                return after
+            made -= bool(gives)
+            after += 1
+        return after + made - tokens
 
     def _blur(self) -> Seconds:
         """How far apart two sights of the same step's end may be: a part of the shortest step."""
@@ -100,10 +117,15 @@ class Stepping(Holding):
         self._unsettled.append((step.features, self._last_seconds))
         return step
 
+    @property
+    def _tells_early(self) -> bool:
+        """Whether events tell of a step's blocks before it ends: SGLang's tell after."""
+        return self.settings.async_scheduling and self.settings.engine == "vllm"
+
     def _await_evidence(self) -> None:
         """With async scheduling the events tell of an admission a step ahead: without, none was."""
         waiting = self.replay.waiting
-        if not (self.settings.async_scheduling and self.follows_events and waiting):
+        if not (self._tells_early and self.follows_events and waiting):
             return
         seq = waiting[0]
         flight = self.flights.get(seq.id)

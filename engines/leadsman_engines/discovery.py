@@ -6,6 +6,8 @@ development mode. What none of them says, the profile must: without its token bu
 an engine cannot be replayed, and a guess would be wrong silently. Settings whose default is
 vLLM's own and documented (policy, watermark and the like) keep that default.
 
+An SGLang says all in its `/server_info`: see `sglang_pages`.
+
 `num_gpu_blocks` is the sum over an endpoint's ranks, shown under each of them, and counts one
 null block a rank.
 
@@ -14,6 +16,7 @@ v1/core/block_pool.py, BlockPool.null_block.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,6 +39,15 @@ from leadsman_engines.engine_pages import (
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.metrics import EngineMetrics, read_metrics
 from leadsman_engines.profile import SETTINGS_FIELDS, EngineProfile
+from leadsman_engines.sglang_pages import (
+    is_sglang,
+    sglang_event_sources,
+    sglang_ranks,
+    sglang_settings,
+    unknown_order,
+)
+
+log = logging.getLogger(__name__)
 
 _REQUIRED: Final = (
     "model",
@@ -129,6 +141,8 @@ async def discover(
     )
     try:
         page = read_metrics(metrics or b"")
+        if is_sglang(info):
+            return _sglang(base, info, (page, models), profile)
         told = info_settings(info) | cache_settings(page) | named_settings(version, models)
     except ValueError as error:
         raise EngineProtocolError(WorkerId(base), str(error)) from error
@@ -149,11 +163,51 @@ async def discover(
     )
 
 
+def _sglang(
+    base: str,
+    info: Mapping[str, Any],
+    pages: tuple[EngineMetrics, Any],
+    profile: EngineProfile,
+) -> DiscoveredEngine:
+    """Read an SGLang: all of it stands in one page, but for how long a prompt may be."""
+    page, models = pages
+    told = named_settings(None, models) | sglang_settings(info)
+    if (order := unknown_order(info)) is not None:
+        fields = {"endpoint": base, "schedule_policy": order}
+        log.warning("queue order is replayed as first come, first served", extra=fields)
+    settings = _settings(base, told, profile)
+    if settings.sglang is None:
+        raise UnknownSettingError(base, "max_prefill_tokens")
+    indices = range(sglang_ranks(info))
+    sources = {
+        rank: EventSource(events=events, replay=replay, topic=topic)
+        for rank, (events, replay, topic) in sglang_event_sources(
+            info, urlsplit(base).hostname or base
+        ).items()
+    }
+    if profile.kv_events is not None:
+        sources = _events(None, urlsplit(base).hostname or base, profile, indices)
+    return DiscoveredEngine(
+        ranks=tuple(
+            DiscoveredRank(
+                index=index,
+                dp_rank=None if len(indices) == 1 else index,
+                settings=settings,
+                events=sources.get(index),
+            )
+            for index in indices
+        ),
+        metrics=page,
+    )
+
+
 def _settings(url: str, told: Mapping[str, Any], profile: EngineProfile) -> EngineSettings:
     known = {
         name: told[name] if name in told else getattr(profile, name) for name in SETTINGS_FIELDS
     }
     known = {name: value for name, value in known.items() if value is not None}
+    if "sglang" in told:
+        known["sglang"] = told["sglang"]
     for name in _REQUIRED:
         if name not in known:
             raise UnknownSettingError(url, name)

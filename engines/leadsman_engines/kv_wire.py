@@ -1,4 +1,4 @@
-"""vLLM's KV events on the wire: one batch's bytes to typed events, whatever the version.
+"""Engines' KV events on the wire: one batch's bytes to typed events, whatever the version.
 
 The question: what one engine step stored and removed, in the engine's own names. The outer batch
 is an array [time, events, rank]; inner events are maps {"type": ...} since June 2026, positional
@@ -11,7 +11,10 @@ in a prompt's first block, then digests of embedded prompts. What cannot be told
 item of its own, which no prompt has: never a wrong match. Pairs of tokens, as speculative
 decoders hash them, stand for their first tokens.
 
-Source: vLLM 0.32 distributed/kv_events.py; v1/core/kv_cache_utils.py, to_event_extra_keys.
+SGLang leaves out what has its default, and says a salt in a field of its own.
+
+Source: SGLang 0.5.23 srt/disaggregation/kv_events.py; vLLM 0.32 distributed/kv_events.py;
+v1/core/kv_cache_utils.py, to_event_extra_keys.
 """
 
 from collections.abc import Sequence
@@ -58,6 +61,7 @@ class _AnyStored(msgspec.Struct):
 
 class _Stored(_AnyStored, tag="BlockStored"):
     session_id: str | None = None
+    cache_salt: str | None = None
 
 
 class _StoredArray(_AnyStored, array_like=True, tag="BlockStored"):
@@ -138,6 +142,8 @@ def _stored(
     if lora is None and event.lora_id is not None:
         lora = f"#{event.lora_id}"
     salt, items = _extras(event, is_root=parent is None)
+    if isinstance(event, _Stored) and event.cache_salt is not None:
+        salt = event.cache_salt
     return BlockStored(
         hashes=hashes,
         parent=None if parent is None else _unsigned(parent),

@@ -5,7 +5,8 @@ the few names that matter are looked for, and only those are parsed, unless they
 an engine that idles says the same again. A name that is absent gives None: an engine that does not
 say how full its cache is has not said that it is empty.
 
-Source: vLLM 0.33 v1/metrics/loggers.py; prometheus/client_python, ProcessCollector.
+Source: vLLM 0.33 v1/metrics/loggers.py; SGLang 0.5.23 srt/observability/metrics_collector.py;
+prometheus/client_python, ProcessCollector.
 """
 
 import re
@@ -26,7 +27,11 @@ _PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
 _SLEEP: Final = "vllm:engine_sleep_state"
 _CONFIG: Final = "vllm:cache_config_info"
 _STARTED: Final = "process_start_time_seconds"
-_NAMES: Final = (_RUNNING, _WAITING, _KV_USAGE, _PROMPT_TOKENS, _SLEEP, _CONFIG, _STARTED)
+_SGLANG: Final = ("num_running_reqs", "num_queue_reqs", "token_usage", "prompt_tokens_total")
+_NAMES: Final = (
+    *(_RUNNING, _WAITING, _KV_USAGE, _PROMPT_TOKENS, _SLEEP, _CONFIG, _STARTED),
+    *(f"sglang:{name}" for name in _SGLANG),
+)
 _LINES: Final = re.compile(rb"\n(?:%s)[{ ].*" % "|".join(_NAMES).encode())
 """Begins with a letter that it must begin with, which is found four times as fast as `^` is."""
 
@@ -103,7 +108,7 @@ def _read(lines: bytes) -> EngineMetrics:
         if sample.name == _STARTED:
             started_at = sample.value
             continue
-        rank = int(sample.labels.get("engine", "0"))
+        rank = int(sample.labels.get("engine") or sample.labels.get("dp_rank") or "0")
         said = ranks.setdefault(rank, RankMetrics())
         if sample.name == _CONFIG:
             config = {name: value for name, value in sample.labels.items() if name != "engine"}
@@ -119,13 +124,15 @@ def _samples(lines: bytes) -> Iterator[Sample]:
 
 def _note(said: RankMetrics, sample: Sample) -> None:
     match sample.name:
-        case "vllm:num_requests_running":
+        case "vllm:num_requests_running" | "sglang:num_running_reqs":
             said.running = int(sample.value)
-        case "vllm:num_requests_waiting":
+        case "vllm:num_requests_waiting" | "sglang:num_queue_reqs":
             said.waiting = int(sample.value)
-        case "vllm:kv_cache_usage_perc":
+        case "vllm:kv_cache_usage_perc" | "sglang:token_usage":
             said.kv_usage = sample.value
         case "vllm:prompt_tokens_total":
             said.prompt_tokens = sample.value
+        case "sglang:prompt_tokens_total":
+            said.prompt_tokens = sample.value + (said.prompt_tokens or 0.0)
         case "vllm:engine_sleep_state" if sample.labels.get("sleep_state") == "awake":
             said.is_awake = sample.value == 1.0

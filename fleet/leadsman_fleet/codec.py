@@ -10,14 +10,14 @@ counted. It never raises for a well-formed message.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import numpy as np
 from google.protobuf.message import Message
 from leadsman import records as core
-from leadsman.engine import EngineSettings, Policy
+from leadsman.engine import Engine, EngineSettings, Policy, SglangOrder, SglangRules
 from leadsman.records import KvEvent, Record
 from leadsman.units import Keys, Seconds, WorkerId
 
@@ -114,14 +114,19 @@ class _Converted:
 
 
 class _Layout(Generic[T, M]):
-    """One record class beside its message class, field by field."""
+    """One record class beside its message class, field by field but for those `derived`."""
 
     def __init__(
-        self, record: type[T], message: type[M], fields: Mapping[str, _Converted] | None = None
+        self,
+        record: type[T],
+        message: type[M],
+        fields: Mapping[str, _Converted] | None = None,
+        *,
+        derived: Collection[str] = (),
     ) -> None:
         self.record = record
         self.message = message
-        described = message.DESCRIPTOR.fields
+        described = [one for one in message.DESCRIPTOR.fields if one.name not in derived]
         self._names = [one.name for one in described]
         self._optional = {
             one.name for one in described if one.has_presence and not one.message_type
@@ -162,10 +167,32 @@ def _windows(sizes: Iterable[int]) -> tuple[int | None, ...]:
 
 _WINDOWS = _Converted(write=lambda windows: [size or 0 for size in windows], read=_windows)
 _KEYS = {"keys": _Converted(write=pack, read=unpack)}
-_SETTINGS = _Layout(
+_RULES = _Layout(SglangRules, pb.SglangRules, {"schedule_policy": _word(get_args(SglangOrder))})
+
+
+class _SettingsLayout(_Layout[EngineSettings, pb.EngineSettings]):
+    """Settings with the rules of their engine; its name follows from these, and is only checked."""
+
+    def write(self, record: EngineSettings) -> pb.EngineSettings:
+        message = super().write(record)
+        message.engine = record.engine
+        if record.sglang is not None:
+            message.sglang.CopyFrom(_RULES.write(record.sglang))
+        return message
+
+    def read(self, message: pb.EngineSettings) -> EngineSettings:
+        _word(get_args(Engine)).read(message.engine)
+        settings = super().read(message)
+        if not message.HasField("sglang"):
+            return settings
+        return replace(settings, sglang=_RULES.read(message.sglang))
+
+
+_SETTINGS = _SettingsLayout(
     EngineSettings,
     pb.EngineSettings,
-    {"engine": _word(["vllm"]), "policy": _word(get_args(Policy)), "windows": _WINDOWS},
+    {"policy": _word(get_args(Policy)), "windows": _WINDOWS},
+    derived={"engine", "sglang"},
 )
 _EVENTS: dict[str, _Layout[Any, Any]] = {
     "stored": _Layout(core.Stored, pb.Stored, _KEYS),

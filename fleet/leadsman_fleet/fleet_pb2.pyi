@@ -89,8 +89,30 @@ class Record(_message.Message):
     learned: Learned
     def __init__(self, worker_seen: _Optional[_Union[WorkerSeen, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., trust_changed: _Optional[_Union[TrustChanged, _Mapping]] = ..., load_sample: _Optional[_Union[LoadSample, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., tokens_seen: _Optional[_Union[TokensSeen, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., learned: _Optional[_Union[Learned, _Mapping]] = ...) -> None: ...
 
+class SglangRules(_message.Message):
+    __slots__ = ("max_prefill_tokens", "chunked_prefill_size", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "enable_priority_scheduling", "low_priority_first", "preemption_threshold", "prefill_max_requests")
+    MAX_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKED_PREFILL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_POLICY_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_CONSERVATIVENESS_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_MIXED_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_PRIORITY_SCHEDULING_FIELD_NUMBER: _ClassVar[int]
+    LOW_PRIORITY_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTION_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    max_prefill_tokens: int
+    chunked_prefill_size: int
+    schedule_policy: str
+    schedule_conservativeness: float
+    enable_mixed_chunk: bool
+    enable_priority_scheduling: bool
+    low_priority_first: bool
+    preemption_threshold: int
+    prefill_max_requests: int
+    def __init__(self, max_prefill_tokens: _Optional[int] = ..., chunked_prefill_size: _Optional[int] = ..., schedule_policy: _Optional[str] = ..., schedule_conservativeness: _Optional[float] = ..., enable_mixed_chunk: _Optional[bool] = ..., enable_priority_scheduling: _Optional[bool] = ..., low_priority_first: _Optional[bool] = ..., preemption_threshold: _Optional[int] = ..., prefill_max_requests: _Optional[int] = ...) -> None: ...
+
 class EngineSettings(_message.Message):
-    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image", "windows", "retention_interval", "num_speculative_tokens", "num_lookahead_tokens", "is_eagle")
+    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image", "windows", "retention_interval", "num_speculative_tokens", "num_lookahead_tokens", "is_eagle", "sglang")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +135,7 @@ class EngineSettings(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_EAGLE_FIELD_NUMBER: _ClassVar[int]
+    SGLANG_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     max_num_batched_tokens: int
@@ -135,7 +158,8 @@ class EngineSettings(_message.Message):
     num_speculative_tokens: int
     num_lookahead_tokens: int
     is_eagle: bool
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ..., windows: _Optional[_Iterable[int]] = ..., retention_interval: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., num_lookahead_tokens: _Optional[int] = ..., is_eagle: _Optional[bool] = ...) -> None: ...
+    sglang: SglangRules
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ..., windows: _Optional[_Iterable[int]] = ..., retention_interval: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., num_lookahead_tokens: _Optional[int] = ..., is_eagle: _Optional[bool] = ..., sglang: _Optional[_Union[SglangRules, _Mapping]] = ...) -> None: ...
 
 class WorkerSeen(_message.Message):
     __slots__ = ("worker", "endpoint", "settings", "ready", "dp_rank")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.engine import EngineSettings
+from leadsman.engine import EngineSettings, SglangRules
 from leadsman.records import (
     Cleared,
     Ended,
@@ -34,6 +34,18 @@ def maybe(strategy):
     return st.none() | strategy
 
 
+sglang = st.builds(
+    SglangRules,
+    max_prefill_tokens=counts,
+    chunked_prefill_size=maybe(counts),
+    schedule_policy=st.sampled_from(["fcfs", "lpm", "lof"]),
+    schedule_conservativeness=seconds,
+    enable_mixed_chunk=st.booleans(),
+    enable_priority_scheduling=st.booleans(),
+    low_priority_first=st.booleans(),
+    preemption_threshold=st.integers(-100, 100),
+    prefill_max_requests=maybe(counts),
+)
 settings = st.builds(
     EngineSettings,
     model=words,
@@ -57,6 +69,7 @@ settings = st.builds(
     is_eagle=st.booleans(),
     hardware=maybe(words),
     image=maybe(words),
+    sglang=maybe(sglang),
 )
 events = (
     st.builds(Stored, keys=keys, tier=words, session=maybe(words))
