@@ -140,30 +140,32 @@ class FirstCome(Running):
         decodes, prefill, size = self.decodes, self.prefill, self._size
         spare = self._budget - decodes
         is_idle = prefill is None and not decodes and self._wakes()
-        seconds, more, chunk = steps * t0, 0, 0
+        context = self.context + 0.5 * decodes * (steps - 1)
+        seconds = steps * (t0 + t_d * decodes + e * context)
+        more = chunk = 0
         if decodes:
-            context = self.context + 0.5 * decodes * (steps - 1)
-            seconds = steps * (t0 + t_d * decodes + e * context)
             rest = steps % size
             low = (1 - self.tick - rest) % size
             more = steps // size * decodes + sum(self.phases[low : low + rest])
         finals: list[Passage] = []
         if prefill is not None:
-            done, target = prefill.computed, prefill.target
-            n = min(steps * spare, target - done)
+            n = min(steps * spare, prefill.target - prefill.computed)
             spare, chunk = steps * spare - n, n - (steps - 1) * spare
-            seconds += n * (a + b * (done + 0.5 * n))
-            prefill.computed = done = done + n
-            blocks = -(-done // size)
+            seconds += n * (a + b * (prefill.computed + 0.5 * n))
+            prefill.computed += n
+            blocks = -(-prefill.computed // size)
             more += blocks - prefill.blocks
             prefill.blocks = blocks
-            if done == target:
+            if prefill.computed == prefill.target:
                 finals.append(prefill)
                 self.prefill = None
-        if more:
-            if more > self.free:
-                return False
-            self._take(more)
+        if more > self.free:
+            return False
+        self.free -= more
+        self.unused -= more
+        if self.unused < 0:
+            self.lost -= self.unused
+            self.unused = 0
         if self.holders and steps > 1:
             self._give_back()
         began = None if self.sees_all else self._began(steps, seconds, prefill, chunk)
@@ -244,9 +246,11 @@ class FirstCome(Running):
             passage.shared = pinned
             if passage.cached is None:
                 passage.cached = hit
-            found = hit // size
-            self.free -= found - pinned
-            self._take(passage.blocks - found)
+            self.free -= passage.blocks - pinned
+            self.unused -= passage.blocks - hit // size
+            if self.unused < 0:
+                self.lost -= self.unused
+                self.unused = 0
             self.entered[seq.id] = passage
             place += 1
             spare -= n

@@ -48,8 +48,9 @@ class Holding:
     @property
     def queued_tokens(self) -> Tokens:
         """Prompt tokens that are not computed yet, of all in flight, whatever may be cached."""
-        queued = (*self.replay.prefilling, *self.replay.waiting)
-        return sum([seq.prompt + seq.generated - seq.computed for seq in queued])
+        return sum(
+            seq.target - seq.computed for seq in (*self.replay.prefilling, *self.replay.waiting)
+        )
 
     def _computed(self, seq: Seq) -> Tokens:
         if seq.id in self.replay.decoding:

@@ -70,14 +70,6 @@ class Running:
         self._ends = _ends_of(replay.decoding.values(), self.tick + 1)
         self.next_end = self._ends[0][0] if self._ends else NEVER
 
-    def _take(self, blocks: Blocks) -> None:
-        """Give blocks to new tokens: those that hold nothing first."""
-        self.free -= blocks
-        self.unused -= blocks
-        if self.unused < 0:
-            self.lost -= self.unused
-            self.unused = 0
-
     def _give_back(self) -> None:
         """Give back what those held who had ended a step ago."""
         if self.holders:
