@@ -31,8 +31,8 @@ class Skipping(Serving):
         if self._cut != self._threshold(self.clock):
             return None
         head = None if self._is_full else self._head_of_queue(self.clock)
-        if head is not None and head is not self._refused:
-            return None
+        if head is not None and (head is not self._refused or (last.chunks and head.keys)):
+            return None  # who did not fit may, once others have computed more of its prefix
         if len(self.decoding) != last.features.decodes or len(self.prefilling) > len(last.chunks):
             return None
         m = min(longest, self._next_end() - self.tick - 1)
