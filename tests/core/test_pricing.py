@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from unittest.mock import patch
 
@@ -215,10 +215,13 @@ def test_what_is_pushed_out_before_its_turn_is_not_found(settings, served, queue
     same(found, idle.happens(target))
 
 
-in_step = engines.filter(lambda settings: not settings.async_scheduling)
+with_room = engines.filter(lambda settings: not settings.async_scheduling).map(
+    lambda settings: replace(settings, max_num_seqs=8, num_blocks=200)
+)
+"""Engines on which nobody waits for a slot or for blocks: more work may free these sooner."""
 
 
-@given(in_step, distinct("queued"), st.integers(0, 6), works(["more"]), works(["target"]))
+@given(with_room, distinct("queued"), st.integers(0, 6), works(["more"]), works(["target"]))
 def test_more_work_ahead_never_brings_the_first_token_sooner(settings, queued, place, more, target):
     alone, behind = Idle(settings), Idle(settings)
     for idle, works_ahead in ((alone, queued), (behind, [*queued[:place], more, *queued[place:]])):
@@ -228,6 +231,21 @@ def test_more_work_ahead_never_brings_the_first_token_sooner(settings, queued, p
     before, after = alone.predict(target), behind.predict(target)
 
     assert after.first_token_at >= before.first_token_at - 1e-9
+
+
+def test_where_slots_are_scarce_more_work_ahead_may_bring_a_slot_sooner():
+    settings = engine(max_num_seqs=2, reserve_full_isl=False)
+    alone, behind = Idle(settings), Idle(settings)
+    ahead, long = Work("q0", 16, 9), Work("q1", 34, 7)
+    for idle, works_ahead in ((alone, [ahead, long]), (behind, [ahead, Work("more", 1, 6), long])):
+        for number, work in enumerate(works_ahead):
+            idle.queue(f"q{number}", work)
+    target = Work("target", 1, 1)
+
+    before, after = alone.predict(target), behind.predict(target)
+
+    assert after.scheduled_at < before.scheduled_at
+    assert after.first_token_at < before.first_token_at
 
 
 @given(engines, distinct("served"), st.lists(works("abc"), max_size=6), works("abc"))
