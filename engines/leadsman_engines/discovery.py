@@ -149,18 +149,7 @@ async def discover(
     settings = _settings(base, told, profile)
     indices = sorted(page.ranks) or [0]
     events = _events(sources, urlsplit(base).hostname or base, profile, indices)
-    return DiscoveredEngine(
-        ranks=tuple(
-            DiscoveredRank(
-                index=index,
-                dp_rank=None if len(indices) == 1 else index,
-                settings=settings,
-                events=events.get(index),
-            )
-            for index in indices
-        ),
-        metrics=page,
-    )
+    return _found(page, settings, indices, events)
 
 
 def _sglang(
@@ -187,13 +176,23 @@ def _sglang(
     }
     if profile.kv_events is not None:
         sources = _events(None, urlsplit(base).hostname or base, profile, indices)
+    return _found(page, settings, indices, sources)
+
+
+def _found(
+    page: EngineMetrics,
+    settings: EngineSettings,
+    indices: Sequence[int],
+    events: Mapping[int, EventSource],
+) -> DiscoveredEngine:
+    """Make one rank of each index; a rank that is alone has no number to be called by."""
     return DiscoveredEngine(
         ranks=tuple(
             DiscoveredRank(
                 index=index,
                 dp_rank=None if len(indices) == 1 else index,
                 settings=settings,
-                events=sources.get(index),
+                events=events.get(index),
             )
             for index in indices
         ),
