@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leadsman.budget import Budget
 from leadsman.declared import Declared, ScopedBudget
-from leadsman.engine import EngineSettings
 from leadsman.records import (
     Cleared,
     Ended,
@@ -31,40 +30,12 @@ from leadsman_fleet.redis_ends import RedisKeeper, RedisPublisher, RedisReplica,
 from leadsman_fleet.redis_log import Batch, Names, RedisLog, ServerClock, connected
 from leadsman_fleet.state import FleetState
 
+from .records import ended, granted, seen
+
 pytestmark = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="there is no redis-server on this machine"
 )
 PATIENCE = 30.0
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
-
-
-def seen(worker):
-    return WorkerSeen(worker=worker, endpoint=worker, settings=SETTINGS)
-
-
-def granted(request, *, worker="a", at=1.0):
-    return Granted(
-        worker=worker,
-        request=request,
-        at=at,
-        prompt_tokens=9,
-        keys=np.arange(3, dtype=np.uint64),
-        max_tokens=None,
-        priority=0,
-        predicted_ttft=None,
-    )
-
-
-def ended(request, *, worker="a"):
-    return Ended(worker=worker, request=request, at=2.0, outcome=Outcome.FINISHED)
 
 
 def kv(*events, worker="a", sequence=1):

@@ -5,7 +5,6 @@ import itertools
 import grpc
 import numpy as np
 import pytest
-from leadsman.engine import EngineSettings
 from leadsman.records import (
     Ended,
     Granted,
@@ -25,37 +24,9 @@ from leadsman_fleet.fleet_pb2_grpc import FleetStub
 from leadsman_fleet.log import Bounds, FleetLog
 from leadsman_fleet.server import FleetService, ServerTiming, listen
 
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
+from .records import ended, granted, seen
+
 PATIENCE = 20.0
-
-
-def seen(worker):
-    return WorkerSeen(worker=worker, endpoint=worker, settings=SETTINGS)
-
-
-def granted(request, *, worker="a", at=1.0):
-    return Granted(
-        worker=worker,
-        request=request,
-        at=at,
-        prompt_tokens=9,
-        keys=np.arange(3, dtype=np.uint64),
-        max_tokens=None,
-        priority=0,
-        predicted_ttft=None,
-    )
-
-
-def ended(request, *, worker="a"):
-    return Ended(worker=worker, request=request, at=2.0, outcome=Outcome.FINISHED)
 
 
 def stored(keys, *, worker="a"):
