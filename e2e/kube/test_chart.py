@@ -20,9 +20,29 @@ VALUES = {
     "namespaced": {"namespaces": ["a", "b"], "pools": [BARE]},
     "plain text": {"pools": [POOL], "pickers": {"tls": "off"}},
     "own certificate": {"pools": [POOL], "pickers": {"tls": "picker-cert"}},
+    "a route": {"pools": [POOL | {"route": {"gateway": "front", "hostnames": ["llm.example"]}}]},
     "istio": {"pools": [POOL], "gateway": {"kind": "istio"}},
-    "envoy gateway": {"pools": [POOL], "gateway": {"kind": "envoy-gateway", "routes": ["r"]}},
+    "istio, own certificate": {
+        "pools": [POOL],
+        "gateway": {"kind": "istio"},
+        "pickers": {"tls": "picker-cert"},
+    },
+    "envoy gateway": {
+        "pools": [POOL | {"routes": ["r", "s"]}, BARE],
+        "gateway": {"kind": "envoy-gateway"},
+    },
+    "envoy ai gateway": {
+        "pools": [POOL | {"route": {"gateway": "front", "gatewayNamespace": "infra"}}],
+        "gateway": {"kind": "envoy-ai-gateway"},
+    },
     "agentgateway": {"pools": [POOL], "gateway": {"kind": "agentgateway"}},
+    "standalone": {"pools": [POOL | {"model": "m"}, BARE], "gateway": {"kind": "standalone"}},
+    "standalone, guarded": {
+        "pools": [POOL],
+        "gateway": {"kind": "standalone", "envoy": {"image": "mine/envoy:1"}},
+        "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "client"}},
+    },
+    "dashboard": {"dashboard": {"enabled": True}},
     "guarded": {
         "pools": [POOL],
         "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "gateway"}},
@@ -31,7 +51,13 @@ VALUES = {
         "podDisruptionBudget": {"enabled": False},
     },
 }
-ELSEWHERE = {"DestinationRule", "EnvoyExtensionPolicy", "ServiceMonitor"}
+ELSEWHERE = {
+    "BackendTrafficPolicy",
+    "DestinationRule",
+    "EnvoyExtensionPolicy",
+    "HTTPRoute",
+    "ServiceMonitor",
+}
 """Kinds whose definitions this API server does not have."""
 
 
@@ -139,6 +165,21 @@ def path_of(document, namespace):
         ({"gateway": {"kind": "nginx"}}, "kind"),
         ({"operator": {"replicas": 0}}, "replicas"),
         ({"picker": {}}, "picker"),
+        ({"pools": [{"name": "p" * 40}], "nameOverride": "n" * 40}, "pools[ppp"),
+        ({"pools": [BARE | {"routes": ["r"]}]}, "routes"),
+        *(
+            ({"pools": [BARE | {"route": {"gateway": "g"}}], "gateway": {"kind": kind}}, "route")
+            for kind in ("envoy-gateway", "standalone")
+        ),
+        *(
+            ({"pools": [BARE], "pickers": {"tls": tls}, "gateway": {"kind": kind}}, "pickers.tls")
+            for kind, tls in (
+                ("envoy-gateway", "self-signed"),
+                ("envoy-ai-gateway", "off"),
+                ("agentgateway", "off"),
+                ("standalone", "picker-cert"),
+            )
+        ),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_by_name(helm, values, field):
@@ -148,21 +189,78 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, values, field):
     assert field in done.stderr
 
 
-def test_every_pod_is_held_to_what_a_restricted_namespace_asks_for(helm):
+@pytest.mark.parametrize("kind", ["none", "standalone"])
+def test_every_pod_is_held_to_what_a_restricted_namespace_asks_for(helm, kind):
     pods = [
         one["spec"].get("template", one)["spec"]
-        for one in helm.rendered({"pools": [POOL | {"model": "m"}]})
+        for one in helm.rendered({"pools": [POOL | {"model": "m"}], "gateway": {"kind": kind}})
         if one["kind"] in {"Deployment", "Pod"}
     ]
 
     assert len(pods) == 3
     for pod in pods:
         assert pod["securityContext"]["runAsNonRoot"] is True
-        for container in pod["containers"]:
+        for container in pod["containers"] + pod.get("initContainers", []):
             context = container["securityContext"]
             assert context["readOnlyRootFilesystem"] is True
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_standalone_envoy_stands_beside_a_picker_that_outlives_it(helm):
+    rendered = helm.rendered(VALUES["standalone"])
+    [deployment] = named(rendered, "Deployment", "r-leadsman-chat")
+    [service] = named(rendered, "Service", "r-leadsman-chat")
+    [config] = named(rendered, "ConfigMap", "r-leadsman-chat")
+
+    pod = deployment["spec"]["template"]["spec"]
+    [picker], [envoy] = pod["initContainers"], pod["containers"]
+    picker_file = yaml.safe_load(config["data"]["picker.yaml"])["picker"]
+
+    assert (picker["name"], picker["restartPolicy"]) == ("picker", "Always")
+    assert envoy["lifecycle"]["preStop"]
+    assert {one["name"] for one in service["spec"]["ports"]} >= {"http", "grpc-ext-proc"}
+    assert config["data"]["envoy.yaml"] == (CHART / "files" / "envoy.yaml").read_text()
+    assert picker_file["ends_early"] is True
+    assert "tls" not in picker_file
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_a_gateway_finds_the_pickers_of_a_pool_that_the_chart_makes(helm, values):
+    rendered = helm.rendered(values)
+    ports = {
+        (one["metadata"]["name"], port["port"])
+        for one in rendered
+        if one["kind"] == "Service"
+        for port in one["spec"]["ports"]
+    }
+    pools = [one for one in rendered if one["kind"] == "InferencePool"]
+    named_by_routes = [
+        backend["name"]
+        for one in rendered
+        if one["kind"] == "HTTPRoute"
+        for rule in one["spec"]["rules"]
+        for backend in rule["backendRefs"]
+    ]
+
+    refs = [pool["spec"]["endpointPickerRef"] for pool in pools]
+
+    assert {(ref["name"], ref["port"]["number"]) for ref in refs} <= ports
+    assert set(named_by_routes) <= {pool["metadata"]["name"] for pool in pools}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_the_notes_tell_the_next_step_of_each_pool(helm, values):
+    said = helm.does("install", "r", str(CHART), "--dry-run=client", values=values)
+
+    notes = said.partition("NOTES:")[2]
+    pools = [f"/{pool['name']}" for pool in values.get("pools", [])]
+    assert [name for name in pools or ["helm upgrade"] if name not in notes] == []
+    assert "%!" not in notes
+
+
+def named(rendered, kind, name):
+    return [one for one in rendered if (one["kind"], one["metadata"]["name"]) == (kind, name)]
 
 
 def test_the_operator_may_write_nothing_that_it_does_not_own(helm):

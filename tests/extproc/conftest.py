@@ -384,15 +384,20 @@ def stack(running: Stack) -> Iterator[Stack]:
 
 @pytest.fixture
 def behind() -> Iterator[Callable[..., tuple[Stack, Callable[[], None]]]]:
-    """Start a stack of one's own: `behind(profile, engines=…, dead=…)`; returns it and a stop."""
+    """Start a stack of one's own: `behind(profile, engines=…, dead=…)`; returns it and a stop.
+
+    lists: whether its Envoy is told the engines; else it knows those that the picker names.
+    """
     exits = ExitStack()
 
-    def start(profile: Profile, **more: int) -> tuple[Stack, Callable[[], None]]:
+    def start(
+        profile: Profile, *, lists: bool = True, **more: int
+    ) -> tuple[Stack, Callable[[], None]]:
         own = Behind(profile, **more)
         leave_picker = exits.enter_context(ExitStack())
         stack = leave_picker.enter_context(own)
         config = EnvoyConfig(
-            engines=own.endpoints or ["127.0.0.1:9"],
+            engines=(own.endpoints or ["127.0.0.1:9"]) if lists else None,
             picker=f"127.0.0.1:{stack.server.port}",
             profile=profile,
             logs_access=profile == "buffered",

@@ -8,6 +8,15 @@
 {{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{ end }}
 {{- end }}
 
+{{/* The name of one pool's pickers; takes the root and the pool. */}}
+{{- define "leadsman.picker" -}}
+{{- $name := printf "%s-%s" (include "leadsman.fullname" (index . 0)) (index . 1).name -}}
+{{- if gt (len $name) 63 }}
+{{- fail (printf "pools[%s].name: %s would be longer than 63 letters: shorten it, or the release's name" (index . 1).name $name) }}
+{{- end }}
+{{- $name }}
+{{- end }}
+
 {{- define "leadsman.labels" -}}
 app.kubernetes.io/name: {{ include "leadsman.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -55,4 +64,27 @@ capabilities: {drop: [ALL]}
 {{- if .Values.secret }}{{ .Values.secret | b64enc }}
 {{- else if $kept }}{{ index $kept.data "secret" }}
 {{- else }}{{ randAlphaNum 32 | b64enc }}{{ end }}
+{{- end }}
+
+{{/* How pickers are spoken to: self-signed, off, or the name of a secret. What the gateway in front
+cannot speak is refused here, since each request would get a 500. */}}
+{{- define "leadsman.tls" -}}
+{{- $kind := .Values.gateway.kind }}
+{{- $plain := has $kind (list "envoy-gateway" "standalone") }}
+{{- $tls := .Values.pickers.tls | replace "auto" (ternary "off" "self-signed" $plain) }}
+{{- if and (eq $kind "standalone") (ne $tls "off") }}
+{{- fail "pickers.tls: a standalone Envoy meets its picker on the loopback: leave it auto, or off" }}
+{{- else if and (eq $kind "envoy-gateway") (eq $tls "self-signed") }}
+{{- fail "pickers.tls: Envoy Gateway verifies certificates: set off, or a secret for which there is a BackendTLSPolicy" }}
+{{- else if and (has $kind (list "envoy-ai-gateway" "agentgateway")) (eq $tls "off") }}
+{{- fail (printf "pickers.tls: %s speaks TLS to pickers, always: set self-signed, or a secret" $kind) }}
+{{- end }}
+{{- $tls }}
+{{- end }}
+
+{{/* Envoy's own limit is 1024 open requests, and 500 for the next one. */}}
+{{- define "leadsman.noLimits" -}}
+maxConnections: 100000
+maxPendingRequests: 100000
+maxParallelRequests: 100000
 {{- end }}
