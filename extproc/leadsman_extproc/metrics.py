@@ -44,7 +44,7 @@ class Counts:
         self.within["relative"] += off <= max(0.1, 0.15 * actual)
 
 
-_BY_LABEL = (
+BY_LABEL = (
     ("decisions", "kind", "Requests by what was decided: admitted, refused, passed, rejected."),
     ("refusals", "reason", "Refused requests by reason."),
     ("rejects", "status", "Requests that could not be read, by status."),
@@ -54,7 +54,7 @@ _BY_LABEL = (
     ("within", "limit", "Graded predictions within a limit of the real time to first token."),
     ("parity", "verdict", "Prompts whose tokens were compared with an engine's, by verdict."),
 )
-_PLAIN = (
+PLAIN = (
     ("graded", "Predictions whose first token was seen."),
     ("journal_dropped", "Journal lines dropped because the disk was too slow."),
 )
@@ -68,13 +68,13 @@ class Page(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """Yield every count as a counter family, and what is so now as gauges."""
-        for name, label, text in _BY_LABEL:
+        for name, label, text in BY_LABEL:
             family = CounterMetricFamily(f"leadsman_{name}", text, labels=[label])
             by_label: Counter[str] = getattr(self._counts, name)
             for value, count in by_label.items():
                 family.add_metric([value], count)
             yield family
-        for name, text in _PLAIN:
+        for name, text in PLAIN:
             yield CounterMetricFamily(f"leadsman_{name}", text, value=getattr(self._counts, name))
         text = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
         parity = GaugeMetricFamily("leadsman_token_parity", text, labels=["model"])
