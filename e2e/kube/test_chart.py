@@ -12,11 +12,16 @@ from .helm import helm_program
 
 CHART = ROOT / "helm" / "leadsman"
 POOL = {"name": "chat", "create": {"matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]}}
+TOKENIZED = {
+    "volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+    "config": {"models": [{"name": "m", "path": "/models/m"}]},
+}
 BARE = {"name": "code", "replicas": 1, "config": {"budget": {"max_queue_wait": 30}}}
 VALUES = {
     "defaults": {},
     "a pool": {"pools": [POOL]},
     "two pools": {"pools": [POOL | {"model": "m"}, BARE]},
+    "tokenizers": {"pools": [POOL | TOKENIZED]},
     "namespaced": {"namespaces": ["a", "b"], "pools": [BARE]},
     "plain text": {"pools": [POOL], "pickers": {"tls": "off"}},
     "own certificate": {"pools": [POOL], "pickers": {"tls": "picker-cert"}},
@@ -114,6 +119,7 @@ def all_of(plane, release):
         "/api/v1/configmaps",
         "/api/v1/secrets",
         "/apis/apps/v1/deployments",
+        "/apis/coordination.k8s.io/v1/leases",
         "/apis/policy/v1/poddisruptionbudgets",
         "/apis/rbac.authorization.k8s.io/v1/roles",
         "/apis/rbac.authorization.k8s.io/v1/rolebindings",
