@@ -11,7 +11,7 @@ ORACLE_MODES ?=
 ORACLE_SEEDS ?= 0:50
 ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 
-.PHONY: help install templates demo test parity check lint types contracts size proto crds e2e bench lock clean
+.PHONY: help install templates demo test parity check lint types contracts size proto crds generate e2e bench lock clean
 .PHONY: oracle oracle-sglang
 
 help:  ## say what there is
@@ -67,6 +67,11 @@ e2e: install  ## on a real Kubernetes API server, built once: minutes at first, 
 
 crds: install  ## write the custom resources' YAML from their definition in operator/
 	$(BIN)/python -m leadsman_operator.crds.manifests crds
+
+generate: crds  ## write all that is made from code: CRDs, their reference, dashboard, Envoy's bootstrap
+	$(BIN)/python -m leadsman_operator.crds.reference helm/leadsman docs/reference
+	$(BIN)/python -m leadsman_extproc.dashboard helm/leadsman/files/dashboard.json
+	$(BIN)/python -m leadsman_bench.standalone helm/leadsman/files/envoy.yaml
 
 bench: install  ## predictions in virtual time and the parts' speed, into out/; some 15 minutes
 	mkdir -p out

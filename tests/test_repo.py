@@ -121,6 +121,19 @@ def test_every_link_leads_somewhere(page):
     assert dead == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_test_that_a_page_names_is_there(page):
+    pointers = re.findall(r"((?:tests|e2e)/[\w/]+\.py)::(\w+)", page.read_text())
+
+    missing = [
+        f"{file}::{name}"
+        for file, name in pointers
+        if not re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+
+    assert missing == []
+
+
 def test_the_license_is_the_whole_of_apache_2():
     text = (ROOT / "LICENSE").read_text()
 

@@ -1,6 +1,7 @@
 """The chart, by the real helm, on the real API server."""
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -92,6 +93,12 @@ class Helm:
         return [one for one in yaml.safe_load_all(said) if one]
 
 
+def blocks(page):
+    """Give the YAML that a page of the docs shows."""
+    found = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    return [yaml.safe_load(one) for one in found]
+
+
 @pytest.fixture(scope="session")
 def program():
     try:
@@ -152,6 +159,14 @@ def test_the_api_server_would_take_all_that_is_rendered(cluster, helm, plane, na
         status, said = plane.ask("POST", f"{path}?dryRun=All&fieldValidation=Strict", document)
 
         assert status == 201, (document["kind"], said)
+
+
+def test_the_values_that_the_guide_shows_make_what_it_speaks_of(helm):
+    [values] = [one for one in blocks("guide.md") if "pools" in one]
+
+    rendered = {(one["kind"], one["metadata"]["name"]) for one in helm.rendered(values)}
+
+    assert {("InferencePool", "chat"), ("Service", "r-leadsman-chat")} <= rendered
 
 
 def path_of(document, namespace):

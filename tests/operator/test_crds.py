@@ -18,6 +18,13 @@ EXAMPLES = [
     for path in sorted((FOLDER / "examples").glob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text())
 ]
+GUIDE = (FOLDER.parent / "docs" / "guide.md").read_text()
+SHOWN = [
+    pytest.param(document, id=f"guide-{document['metadata']['name']}")
+    for block in re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    for document in [yaml.safe_load(block)]
+    if document.get("kind") in SPECS
+]
 
 
 def nodes(node):
@@ -63,7 +70,7 @@ def test_every_field_of_a_spec_is_explained(resource):
     assert mute == []
 
 
-@pytest.mark.parametrize("document", EXAMPLES)
+@pytest.mark.parametrize("document", EXAMPLES + SHOWN)
 def test_an_example_names_only_fields_that_there_are(document):
     spec = msgspec.convert(document["spec"], SPECS[document["kind"]])
 
