@@ -14,6 +14,7 @@ from .control_plane import NotToBeHadError, control_plane, kubeconfig, module_fo
 ROOT = Path(__file__).parents[2]
 GATEWAY_API = "sigs.k8s.io/gateway-api-inference-extension"
 POOL_CRD = ("v1.6.0", "inference.networking.k8s.io_inferencepools.yaml")
+ROUTE_CRD = ("sigs.k8s.io/gateway-api", "v1.6.0", "config/crd/standard")
 OBJECTIVE_CRD = ("v1.5.0", "inference.networking.x-k8s.io_inferenceobjectives.yaml")
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 OURS = "/apis/leadsman.dev/v1alpha1/namespaces/{}/{}"
@@ -74,7 +75,13 @@ def upstream_crds():
         )
         for version, name in (POOL_CRD, OBJECTIVE_CRD)
     )
-    return [pools, legacy, of_group(legacy, "llm-d.ai")]
+    return [pools, legacy, of_group(legacy, "llm-d.ai"), routes()]
+
+
+def routes():
+    module, version, folder = ROUTE_CRD
+    name = "gateway.networking.k8s.io_httproutes.yaml"
+    return yaml.safe_load((module_folder(module, version) / folder / name).read_text())
 
 
 def of_group(definition, group):

@@ -61,7 +61,6 @@ ELSEWHERE = {
     "BackendTrafficPolicy",
     "DestinationRule",
     "EnvoyExtensionPolicy",
-    "HTTPRoute",
     "ServiceMonitor",
 }
 """Kinds whose definitions this API server does not have."""
