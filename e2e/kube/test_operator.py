@@ -270,7 +270,8 @@ def serving_words(stage):
     return lambda: stage.running.last_words("second-operator")
 
 
-async def test_a_budget_edited_live_is_what_requests_through_envoy_fall_under(serving):
+@pytest.mark.parametrize("lists", [True, False], ids=["engines-listed", "standalone"])
+async def test_a_budget_edited_live_is_what_requests_through_envoy_fall_under(serving, lists):
     ip = serving.engine("--speed", "50")
     engine = f"{ip}:{serving.port}"
     serving.pod("first", ip)
@@ -281,7 +282,8 @@ async def test_a_budget_edited_live_is_what_requests_through_envoy_fall_under(se
         picker = serving.picker(fleet, "chat", rank.settings.model)
         body = {"model": rank.settings.model, "prompt": "word " * 400, "max_tokens": 1}
 
-        with running_envoy(EnvoyConfig(engines=[engine], picker=picker)) as envoy:
+        config = EnvoyConfig(engines=[engine] if lists else None, picker=picker)
+        with running_envoy(config) as envoy:
 
             async def status():
                 async with http.post(f"{envoy.url}/v1/completions", json=body) as answer:
