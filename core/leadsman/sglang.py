@@ -118,7 +118,8 @@ class SglangReplay(SglangDecoding):
     def _sort(self, queue: list[Seq], lookup: Lookup) -> list[Seq]:
         """Order those who wait, and leave them so: the next pass starts from there."""
         unseen = [seq for seq in self.waiting if seq not in queue]
-        queue = in_order(queue, self.rules, lookup, self.settings.block_size)
+        page, entered = self.settings.block_size, self.entered
+        queue = in_order(queue, self.rules, lookup, page, entered)
         self.waiting = deque(queue + unseen)
         return queue
 

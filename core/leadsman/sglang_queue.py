@@ -4,10 +4,13 @@
 prefix in the cache; but of several that have hardly any there and share one among themselves, all
 but the first wait behind everybody, to find it. With priorities, `fcfs` and `lof` go by them
 first. A prompt that is cached to its very end counts whole but for its last token, though it will
-find a page less; only one that a request in flight shares to its end is known to be. Above 128
+find a page less; only one that a request in flight shares to its end is known to be, and one of a
+single page, of which less is nothing, only where that request has entered. Above 128
 requests looking up all of them is too much for it, and `lpm` becomes `fcfs`.
 Source: SGLang 0.5.23 srt/managers/schedule_policy.py, SchedulePolicy.calc_priority.
 """
+
+from collections.abc import Container
 
 from leadsman.engine import SglangRules
 from leadsman.sequence import Lookup, Seq
@@ -20,12 +23,21 @@ HARDLY_ANY: Tokens = 32
 LAST = 1 << 60
 
 
-def in_order(queue: list[Seq], rules: SglangRules, lookup: Lookup, page: Tokens) -> list[Seq]:
-    """Order those who wait, given as they came; ties keep that order."""
+def in_order(
+    queue: list[Seq],
+    rules: SglangRules,
+    lookup: Lookup,
+    page: Tokens,
+    entered: Container[RequestId] = (),
+) -> list[Seq]:
+    """Order those who wait, given as they came; ties keep that order.
+
+    entered: who runs or ran.
+    """
     sign = 1 if rules.low_priority_first else -1
     match rules.schedule_policy:
         case "lpm" if len(queue) <= MOST_LOOKED_UP:
-            return _longest_prefix_first(queue, lookup, page)
+            return _longest_prefix_first(queue, lookup, page, entered)
         case "lof" if rules.enable_priority_scheduling:
             return sorted(queue, key=lambda seq: (sign * seq.priority, -(seq.limit or LAST)))
         case "lof":
@@ -35,8 +47,10 @@ def in_order(queue: list[Seq], rules: SglangRules, lookup: Lookup, page: Tokens)
     return queue
 
 
-def _longest_prefix_first(queue: list[Seq], lookup: Lookup, page: Tokens) -> list[Seq]:
-    matched = [_matched(seq, lookup, page) for seq in queue]
+def _longest_prefix_first(
+    queue: list[Seq], lookup: Lookup, page: Tokens, entered: Container[RequestId]
+) -> list[Seq]:
+    matched = [_matched(seq, lookup, page, entered) for seq in queue]
     leaders, followers = set[RequestId](), set[RequestId]()
     for seq, tokens in zip(queue, matched, strict=True):
         if tokens > HARDLY_ANY:
@@ -52,7 +66,11 @@ def _longest_prefix_first(queue: list[Seq], lookup: Lookup, page: Tokens) -> lis
     return sorted(queue, key=lambda seq: places[seq.id])
 
 
-def _matched(seq: Seq, lookup: Lookup, page: Tokens) -> Tokens:
+def _matched(seq: Seq, lookup: Lookup, page: Tokens, entered: Container[RequestId]) -> Tokens:
     tokens = lookup(seq).tokens
-    is_whole = any(common * page >= seq.target for _, common in seq.kin)
-    return seq.target - 1 if is_whole and tokens == seq.target - page else tokens
+    if tokens != seq.target - page:
+        return tokens
+    is_whole = any(
+        common * page >= seq.target and (tokens or other in entered) for other, common in seq.kin
+    )
+    return seq.target - 1 if is_whole else tokens

@@ -1,4 +1,4 @@
-"""Fuzzes the replay of SGLang against SGLang's own scheduler; writes what came of it.
+"""Fuzzes the replay of SGLang, and the simulated one, against SGLang's own scheduler.
 
     python fuzz.py --engine-python VENV/bin/python --json oracle.json
 
@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "core")]
+TESTS = HERE.parents[1] / "tests"
+sys.path[:0] = [str(HERE), str(TESTS / "core"), str(TESTS / "engines")]
 
-from scenarios import MODES, scenario  # noqa: E402
+from scenarios import ALL_MODES, MODES, scenario  # noqa: E402
+from sglang_passes import difference  # noqa: E402
 from sglang_runs import Compared  # noqa: E402
 
 VERSION = "0.5.23"
@@ -31,7 +33,7 @@ def runs(python, first, count):
         stderr=subprocess.DEVNULL,
         text=True,
     ) as engine:
-        for mode in MODES:
+        for mode in ALL_MODES:
             for seed in range(first, first + count):
                 print(json.dumps(scenario(mode, seed)), file=engine.stdin, flush=True)
                 line = engine.stdout.readline()
@@ -50,22 +52,25 @@ def main():
     first, count = map(int, os.environ.get("ORACLE_SEEDS", "0:20").split(":"))
     table = {
         mode: {"engine": "sglang", "version": VERSION, "mode": mode, "seeds": 0, "steps": 0,
-               "preemptions": 0, "mismatches": 0}
-        for mode in MODES
+               "preemptions": 0, "mismatches": 0, "simulated_mismatches": 0}
+        for mode in ALL_MODES
     }  # fmt: skip
     for run in runs(asked.engine_python, first, count):
-        row, compared = table[run["mode"]], Compared(run)
-        mismatch = compared.mismatch()
+        row = table[run["mode"]]
+        mismatch = Compared(run).mismatch() if run["mode"] in MODES else None
         row["seeds"] += 1
-        row["steps"] += compared.steps
-        row["preemptions"] += compared.retracted
+        row["steps"] += sum(bool(step["prefill"] or step["decode"]) for step in run["steps"])
+        row["preemptions"] += sum(len(step["retracted"]) for step in run["steps"])
         row["mismatches"] += mismatch is not None
-        if mismatch is not None:
-            print(run["mode"], run["seed"], json.dumps(mismatch))
+        otherwise = difference(run)
+        row["simulated_mismatches"] += otherwise is not None
+        for side, found in (("replay", mismatch), ("simulated", otherwise)):
+            if found is not None:
+                print(side, run["mode"], run["seed"], json.dumps(found))
     asked.json.write_text(json.dumps(list(table.values()), indent=1) + "\n")
     for row in table.values():
         print(*row.values())
-    return int(any(row["mismatches"] for row in table.values()))
+    return int(any(row["mismatches"] + row["simulated_mismatches"] for row in table.values()))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python scenarios.py MODE FIRST COUNT    one JSON a line
 
 Each mode is one set of rules; everything else is drawn anew for each seed. Where prompts share
-prefixes, memory is ample: whose pages are shared is not followed by a replay alone.
+prefixes, memory is ample: whose pages are shared is not followed by a replay alone. In the scarce
+modes it is not: those are for an engine that keeps the pages.
 """
 
 import json
@@ -12,12 +13,15 @@ import sys
 
 MODES = ("plain", "overlap", "mixed", "mixed-overlap", "whole", "priority", "priority-overlap",
          "lpm", "lpm-overlap", "lof", "shared", "shared-overlap")  # fmt: skip
+SCARCE = ("scarce", "scarce-overlap", "scarce-lpm", "scarce-mixed-overlap", "scarce-priority")
+ALL_MODES = MODES + SCARCE
 
 
 def scenario(mode, seed):
     """Draw one run."""
     chance = random.Random(f"{mode} {seed}")
-    shares = mode.startswith(("lpm", "shared"))
+    scarce = mode.startswith("scarce")
+    shares = scarce or mode.startswith(("lpm", "shared"))
     page, slots = chance.choice([1, 2, 4, 8, 16]), chance.randint(1, 12)
     longest = chance.choice([24, 60, 150])
     whole = mode == "whole"
@@ -26,15 +30,15 @@ def scenario(mode, seed):
     least = -(-(2 * longest) // page) + 3
     settings = {
         "page": page,
-        "pages": least * (12 if shares else 1) + chance.randint(0, least),
+        "pages": least * (12 if shares and not scarce else 1) + chance.randint(0, least),
         "slots": slots,
         "max_prefill": chance.choice([slots + 14, 40, 100, 400]),
         "chunk": chunk,
-        "policy": mode.split("-")[0] if mode[:3] in ("lpm", "lof") else "fcfs",
+        "policy": "lpm" if "lpm" in mode else "lof" if mode == "lof" else "fcfs",
         "conservativeness": chance.choice([0.1, 0.5, 1.0, 1.3]),
-        "mixed": mode.startswith("mixed"),
+        "mixed": "mixed" in mode,
         "overlap": mode.endswith("overlap"),
-        "priority": mode.startswith("priority") or (mode == "lof" and chance.random() < 0.5),
+        "priority": "priority" in mode or (mode == "lof" and chance.random() < 0.5),
         "threshold": chance.choice([0, 1, 10]),
         "low_first": chance.random() < 0.5,
     }

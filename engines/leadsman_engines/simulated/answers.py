@@ -25,14 +25,16 @@ class Usage:
     prompt: int
     generated: int = 0
     cached: int = 0
+    reports_cache: bool = True
 
     def as_openai(self) -> dict[str, Any]:
         """Write it as OpenAI clients read it."""
+        details = {"cached_tokens": self.cached} if self.reports_cache else None
         return {
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.generated,
             "completion_tokens": self.generated,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "prompt_tokens_details": details,
         }
 
     def as_anthropic(self, *, begun: bool = False) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class BlocksStored:
     hashes: tuple[int, ...]
     parent: int | None
     start: int
+    medium: str = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class BlocksRemoved:
     """Copies that were taken for other use, in that order; an engine reports each by itself."""
 
     hashes: tuple[int, ...]
+    medium: str = "GPU"
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ class Ask:
     """One HTTP request: prompts (several only for completions) and how to answer.
 
     output_tokens: the true length, where the client sets it (`vllm_xargs.output_tokens`), for a
-        simulated model has none of its own.
+        simulated model has none of its own (`custom_params.output_tokens` of an SGLang).
+    rank: the scheduler that it is for, where the caller says so.
     """
 
     api: Api
@@ -58,6 +59,7 @@ class Ask:
     salt: str
     priority: int
     reads_cache: bool
+    rank: int | None
 
 
 def decode(raw: bytes, content_type: str) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     limit = _number(body, "max_tokens") if limit is None else limit
     if limit is None and api == "completions":
         limit = 16
-    extra = body.get("vllm_xargs") or {}
+    extra = body.get("vllm_xargs") or body.get("custom_params") or {}
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
     if options and not stream:
@@ -214,4 +216,16 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         salt=str(body.get("cache_salt") or ""),
         priority=int(body.get("priority") or headers.get("x-vllm-priority") or 0),
         reads_cache=body.get("prompt_logprobs") is None,
+        rank=_rank(body, headers),
     )
+
+
+def _rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
+    """Read whose scheduler is asked for; a header goes before the body."""
+    stated = headers.get("x-data-parallel-rank")
+    if stated is not None and not stated.isdecimal():
+        raise BadRequestError(f"Invalid data parallel rank: {stated!r}", param="routed_dp_rank")
+    if stated is not None:
+        return int(stated)
+    name = "routed_dp_rank" if "routed_dp_rank" in body else "data_parallel_rank"
+    return _number(body, name, least=0)

@@ -16,7 +16,7 @@ from leadsman_engines.simulated import answers
 from leadsman_engines.simulated.answers import Piece, Usage
 from leadsman_engines.simulated.anthropic_answers import MessageStream, whole_message
 from leadsman_engines.simulated.bodies import Ask, BadRequestError, Conversation, Prompt
-from leadsman_engines.simulated.live import EngineGoneError, LiveEngine
+from leadsman_engines.simulated.live import AnyEngine, EngineGoneError, LiveEngine
 from leadsman_engines.simulated.reports import FirstTokenTimes
 from leadsman_engines.simulated.text import Tokenizer
 from leadsman_engines.simulated.tickets import Sink, Ticket, Wish
@@ -30,18 +30,24 @@ class FrontEnd:
     """How the HTTP server is set up.
 
     mean_output: tokens of a reply whose length nobody states (drawn exponentially).
+    reports_cache: whether usage says how much of a prompt was cached.
     """
 
     dev_mode: bool = True
     force_include_usage: bool = False
     mean_output: float = 250.0
+    reports_cache: bool = True
 
 
 class Generation:
     """Answers generating requests with one live engine."""
 
     def __init__(
-        self, live: LiveEngine, front: FrontEnd, rng: Random, first_tokens: FirstTokenTimes
+        self,
+        live: LiveEngine[AnyEngine],
+        front: FrontEnd,
+        rng: Random,
+        first_tokens: FirstTokenTimes,
     ) -> None:
         self._live = live
         self._front = front
@@ -83,7 +89,7 @@ class Generation:
         self, request: web.Request, ask: Ask, name: str, prompts: list[list[int]]
     ) -> web.StreamResponse:
         """Generate for every prompt, and answer as asked; the caller's end takes all back."""
-        usage = Usage(prompt=sum(map(len, prompts)))
+        usage = Usage(prompt=sum(map(len, prompts)), reports_cache=self._front.reports_cache)
         sink: Sink = asyncio.Queue()
         tickets: dict[str, Ticket] = {}
         try:
@@ -114,6 +120,7 @@ class Generation:
             salt=ask.salt,
             priority=ask.priority,
             reads_cache=ask.reads_cache,
+            rank=ask.rank,
         )
 
     async def _pieces(

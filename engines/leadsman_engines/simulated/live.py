@@ -10,13 +10,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Generic, TypeAlias, TypeVar
 
 from leadsman_engines.simulated.blocks import BlocksStored
 from leadsman_engines.simulated.engine import SimulatedEngine, StepOutput
 from leadsman_engines.simulated.publish import EventPublisher
 from leadsman_engines.simulated.sequences import SimulatedRequest
+from leadsman_engines.simulated.sglang.engine import SimulatedSglang
 from leadsman_engines.simulated.text import Tokenizer
 from leadsman_engines.simulated.tickets import Progress, Sink, Ticket, Wish
+
+AnyEngine: TypeAlias = SimulatedEngine | SimulatedSglang
+Engine_co = TypeVar("Engine_co", bound=AnyEngine, covariant=True)
 
 
 class QueueOverflowError(Exception):
@@ -39,12 +44,12 @@ class Counters:
     aborted: int = 0
 
 
-class LiveEngine:
+class LiveEngine(Generic[Engine_co]):
     """One engine under the running event loop."""
 
     def __init__(
         self,
-        engine: SimulatedEngine,
+        engine: Engine_co,
         tokenizer: Tokenizer,
         publisher: EventPublisher | None,
         *,
@@ -71,7 +76,7 @@ class LiveEngine:
         """
         if self._max_queued is not None and self.engine.queued >= self._max_queued:
             raise QueueOverflowError
-        ticket = Ticket(wish, sink, self.tokenizer, self.engine.settings.block_size)
+        ticket = self._ticket(wish, sink)
         name = f"{wish.public_id}-{next(self._numbers)}"
         request = SimulatedRequest(
             id=name,
@@ -85,11 +90,17 @@ class LiveEngine:
             reads_cache=wish.reads_cache,
         )
         self._catch_up()
-        self.engine.submit(request, self._now())
+        self._enter(request, wish)
         self._tickets[name] = ticket
         self.counters.prompt_tokens += len(wish.ids)
         self._arm()
         return name, ticket
+
+    def _ticket(self, wish: Wish, sink: Sink) -> Ticket:
+        return Ticket(wish, sink, self.tokenizer, self.engine.settings.block_size)
+
+    def _enter(self, request: SimulatedRequest, wish: Wish) -> None:  # noqa: ARG002
+        self.engine.submit(request, self._now())
 
     def abort(self, name: str) -> None:
         """Take a request back, if it is still under way."""
@@ -145,14 +156,17 @@ class LiveEngine:
         for reason in output.finished.values():
             self.counters.stopped += reason == "stop"
             self.counters.lengths += reason == "length"
+        self._publish(output)
+        for name in self._leaving.union(output.finished):
+            self._tickets.pop(name, None)
+        self._leaving.clear()
+
+    def _publish(self, output: StepOutput) -> None:
         if output.events and self._publisher is not None:
             block_size = self.engine.settings.block_size
             self._publisher.publish(
                 output.events, self._span, block_size=block_size, at=time.time()
             )
-        for name in self._leaving.union(output.finished):
-            self._tickets.pop(name, None)
-        self._leaving.clear()
 
     def _span(self, event: BlocksStored) -> Sequence[int]:
         return self._tickets[event.request_id].span(event.start, len(event.hashes))

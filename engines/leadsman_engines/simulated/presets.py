@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from leadsman_engines.simulated.hardware import Attention, Device, Hardware, Model
 from leadsman_engines.simulated.settings import SimulatedSettings
+from leadsman_engines.simulated.sglang.settings import SglangSettings
 
 GB = 1e9
 
@@ -24,6 +25,20 @@ class Preset:
     about: str
     settings: SimulatedSettings
     hardware: Hardware
+
+    @property
+    def sglang(self) -> SglangSettings:
+        """The same pair served by SGLang: pages of 16 tokens, a chunk by the device's memory."""
+        own, memory = self.settings, self.hardware.device.memory
+        chunk = 2048 if memory < 20 * GB else 4096 if memory < 60 * GB else 8192
+        return SglangSettings(
+            model=own.model,
+            page_size=16,
+            max_total_num_tokens=own.num_blocks * own.block_size,
+            max_running_requests=own.max_num_seqs,
+            context_length=own.max_model_len,
+            chunked_prefill_size=chunk,
+        )
 
 
 def _dense(heads: int, head_dim: int, layers: int, kv_bytes: float) -> Attention:

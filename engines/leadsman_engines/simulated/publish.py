@@ -136,9 +136,13 @@ class EventPublisher:
     ) -> None:
         """Send one batch; `at` is wall-clock seconds."""
         written = wire_events(events, span, block_size=block_size, as_arrays=self._as_arrays)
+        self.send(written, at=at)
+
+    def send(self, written: Sequence[msgspec.Struct], *, at: float, rank: int | None = 0) -> None:
+        """Send one batch of events as they are to be written."""
         sequence = self._next.to_bytes(8, "big")
         self._next += 1
-        payload = self._encode([at, written, 0])
+        payload = self._encode([at, written, rank])
         self._kept.append((sequence, payload))
         with contextlib.suppress(zmq.Again):
             self._pub.send_multipart((self._topic, sequence, payload), zmq.NOBLOCK)

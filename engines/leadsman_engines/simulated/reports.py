@@ -32,9 +32,9 @@ class FirstTokenTimes:
         self._counts[bucket] += 1
         self._sum += seconds
 
-    def lines(self, labels: str) -> list[str]:
+    def lines(self, labels: str, engine: str = "vllm") -> list[str]:
         """Write it as Prometheus reads it."""
-        name = "vllm:time_to_first_token_seconds"
+        name = f"{engine}:time_to_first_token_seconds"
         written, total = [f"# TYPE {name} histogram"], 0
         edges = [*map(str, FIRST_TOKEN_BUCKETS), "+Inf"]
         for edge, number in zip(edges, self._counts, strict=True):
@@ -47,7 +47,7 @@ class FirstTokenTimes:
         ]
 
 
-def metrics(live: LiveEngine, first_tokens: FirstTokenTimes) -> str:
+def metrics(live: LiveEngine[SimulatedEngine], first_tokens: FirstTokenTimes) -> str:
     """Write the page that /metrics serves."""
     engine, counters = live.engine, live.counters
     labels = f'engine="0",model_name="{engine.settings.model}"'

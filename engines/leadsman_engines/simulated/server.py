@@ -3,7 +3,7 @@
 Source: vLLM 0.32 entrypoints (routes, error shapes, which of them need development mode).
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from random import Random
 from typing import Any
 from uuid import uuid4
@@ -13,8 +13,14 @@ from aiohttp import web
 from leadsman_engines.simulated import answers, bodies, reports
 from leadsman_engines.simulated.anthropic_bodies import anthropic_as_chat
 from leadsman_engines.simulated.bodies import Api, BadRequestError
+from leadsman_engines.simulated.engine import SimulatedEngine
 from leadsman_engines.simulated.generation import FrontEnd, Generation, json_response
-from leadsman_engines.simulated.live import EngineGoneError, LiveEngine, QueueOverflowError
+from leadsman_engines.simulated.live import (
+    AnyEngine,
+    EngineGoneError,
+    LiveEngine,
+    QueueOverflowError,
+)
 from leadsman_engines.simulated.publish import EventPublisher
 from leadsman_engines.simulated.text import BadTemplateInputError
 
@@ -23,25 +29,103 @@ LARGEST_BODY = 512 * 2**20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class EngineServer:
-    """Routes and handlers over one live engine."""
+class ApiServer:
+    """What the servers of all engines have in common, over one live engine."""
 
-    def __init__(
-        self,
-        live: LiveEngine,
-        publisher: EventPublisher | None,
-        front: FrontEnd,
-        rng: Random,
-    ) -> None:
-        self._live = live
-        self._publisher = publisher
+    owner = "vllm"
+
+    def __init__(self, live: LiveEngine[AnyEngine], front: FrontEnd, rng: Random) -> None:
+        self._served = live
         self._front = front
         self._first_tokens = reports.FirstTokenTimes()
         self._generation = Generation(live, front, rng, self._first_tokens)
 
     @property
     def _model(self) -> str:
-        return self._live.engine.settings.model
+        return self._served.engine.settings.model
+
+    def _headers(self, request: web.Request) -> Mapping[str, str]:
+        """Give the headers that an engine heeds."""
+        return request.headers
+
+    def _generating(self, api: Api) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            body = bodies.decode(await request.read(), request.headers.get("content-type", ""))
+            bodies.check_model(body, self._model)
+            if api == "messages":
+                body = anthropic_as_chat(body)
+            ask = bodies.read(api, body, self._headers(request))
+            prefix = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "chatcmpl-"}[api]
+            name = prefix + (request.headers.get("x-request-id") or uuid4().hex)
+            prompts = [await self._generation.ids(prompt) for prompt in ask.prompts]
+            return await self._generation.answer(request, ask, name, prompts)
+
+        return self._answering_errors(api, handle)
+
+    def _answering_errors(self, api: Api, handle: Handler) -> Handler:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handle(request)
+            except BadRequestError as error:
+                return refusal(api, str(error), error.kind, error.status, error.param)
+            except BadTemplateInputError as error:
+                return refusal(api, str(error), "BadRequestError", 400, None)
+            except QueueOverflowError:
+                text = "The engine's queue of requests is full."
+                return refusal(api, text, "ServiceUnavailableError", 503, None)
+            except EngineGoneError:
+                return refusal(api, "EngineCore encountered an issue.", "InternalServerError", 500)
+
+        return answer
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = bodies.decode(await request.read(), request.headers.get("content-type", ""))
+        bodies.check_model(body, self._model)
+        special = bool(body.get("add_special_tokens", "messages" not in body))
+        if "messages" in body:
+            text = self._generation.text(bodies.conversation(body))
+        elif isinstance(body.get("prompt"), str):
+            text = body["prompt"]
+        else:
+            raise BadRequestError("Either prompt or messages must be given.", param="prompt")
+        ids = await self._generation.encode(text, special=special)
+        pieces = self._served.tokenizer.pieces(ids) if body.get("return_token_strs") else None
+        limit = self._served.engine.settings.max_model_len
+        return json_response(
+            {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": pieces}
+        )
+
+    async def _models(self, _: web.Request) -> web.Response:
+        settings = self._served.engine.settings
+        card = {
+            "id": settings.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": self.owner,
+            "root": settings.model,
+            "parent": None,
+            "max_model_len": settings.max_model_len,
+            "permission": [],
+        }
+        return json_response({"object": "list", "data": [card]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+
+class EngineServer(ApiServer):
+    """Routes and handlers of a vLLM."""
+
+    def __init__(
+        self,
+        live: LiveEngine[SimulatedEngine],
+        publisher: EventPublisher | None,
+        front: FrontEnd,
+        rng: Random,
+    ) -> None:
+        super().__init__(live, front, rng)
+        self._live = live
+        self._publisher = publisher
 
     def app(self) -> web.Application:
         """Make the application; run it with `handler_cancellation`, or disconnects go unseen."""
@@ -66,72 +150,8 @@ class EngineServer:
         app.add_routes([web.get(path, handler) for path, handler in get.items()])
         return app
 
-    def _generating(self, api: Api) -> Handler:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            body = bodies.decode(await request.read(), request.headers.get("content-type", ""))
-            bodies.check_model(body, self._model)
-            if api == "messages":
-                body = anthropic_as_chat(body)
-            ask = bodies.read(api, body, request.headers)
-            prefix = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "chatcmpl-"}[api]
-            name = prefix + (request.headers.get("x-request-id") or uuid4().hex)
-            prompts = [await self._generation.ids(prompt) for prompt in ask.prompts]
-            return await self._generation.answer(request, ask, name, prompts)
-
-        return self._answering_errors(api, handle)
-
-    def _answering_errors(self, api: Api, handle: Handler) -> Handler:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            try:
-                return await handle(request)
-            except BadRequestError as error:
-                return _refusal(api, str(error), error.kind, error.status, error.param)
-            except BadTemplateInputError as error:
-                return _refusal(api, str(error), "BadRequestError", 400, None)
-            except QueueOverflowError:
-                text = "The engine's queue of requests is full."
-                return _refusal(api, text, "ServiceUnavailableError", 503, None)
-            except EngineGoneError:
-                return _refusal(api, "EngineCore encountered an issue.", "InternalServerError", 500)
-
-        return answer
-
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        body = bodies.decode(await request.read(), request.headers.get("content-type", ""))
-        bodies.check_model(body, self._model)
-        special = bool(body.get("add_special_tokens", "messages" not in body))
-        if "messages" in body:
-            text = self._generation.text(bodies.conversation(body))
-        elif isinstance(body.get("prompt"), str):
-            text = body["prompt"]
-        else:
-            raise BadRequestError("Either prompt or messages must be given.", param="prompt")
-        ids = await self._generation.encode(text, special=special)
-        pieces = self._live.tokenizer.pieces(ids) if body.get("return_token_strs") else None
-        limit = self._live.engine.settings.max_model_len
-        return json_response(
-            {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": pieces}
-        )
-
-    async def _models(self, _: web.Request) -> web.Response:
-        settings = self._live.engine.settings
-        card = {
-            "id": settings.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "vllm",
-            "root": settings.model,
-            "parent": None,
-            "max_model_len": settings.max_model_len,
-            "permission": [],
-        }
-        return json_response({"object": "list", "data": [card]})
-
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": self._live.engine.settings.version})
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
         text = reports.metrics(self._live, self._first_tokens)
@@ -154,7 +174,8 @@ class EngineServer:
         return json_response({"success": self._live.engine.reset_cache()})
 
 
-def _refusal(
+def refusal(
     api: Api, message: str, kind: str, status: int, param: str | None = None
 ) -> web.Response:
+    """Write an error in the API's shape."""
     return json_response(answers.error(api, message, kind, status, param), status)

@@ -41,7 +41,8 @@ class StepOutput:
     first: id → prompt tokens reused from the cache, for ids whose first token this is.
     finished: id → "stop" or "length", for ids whose last token this is.
     events: cache events that leave with this step, at `ends[-1]`; in order.
-    prefill_tokens: prompt tokens computed in it.
+    prefill_tokens: prompt tokens computed in it, in prefill_seconds (an SGLang tells so).
+    rank: whose scheduler it was, of several.
     """
 
     ends: tuple[float, ...]
@@ -50,6 +51,8 @@ class StepOutput:
     finished: dict[str, str] = field(default_factory=dict)
     events: list[CacheEvent] = field(default_factory=list)
     prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    rank: int = 0
 
     @property
     def ended_at(self) -> float:

@@ -36,7 +36,10 @@ Sink: TypeAlias = "asyncio.Queue[Progress | None]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What one prompt of an HTTP request asks for; `choice` is its place there."""
+    """What one prompt of an HTTP request asks for; `choice` is its place there.
+
+    rank: whose scheduler it is for, where the caller says so.
+    """
 
     public_id: str
     choice: int
@@ -47,6 +50,7 @@ class Wish:
     salt: str = ""
     priority: int = 0
     reads_cache: bool = True
+    rank: int | None = None
 
 
 class Ticket:
