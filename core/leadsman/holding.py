@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Removed, Stored
+from leadsman.rules import rules_of
 from leadsman.schedulers import findable, replay_for
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
@@ -73,13 +74,27 @@ class Holding:
                 tokens = findable(self.replay, request, other.seq.computed)
                 stored = min(common, tokens // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
-        return Hit(depth * self.settings.block_size, pinned)
+        depth = self.usable(depth)
+        return Hit(depth * self.settings.block_size, min(pinned, depth))
 
     def readable(self, seq: Seq) -> Blocks:
-        """Count the blocks that `seq` could find cached at most: never its last token."""
-        if not (seq.reads_cache and self.settings.enable_prefix_caching):
+        """Count the blocks that `seq` could find cached at most: never its last token.
+
+        With drafts from its own states SGLang names a block by pairs, so by one token more.
+        """
+        settings = self.settings
+        if not (seq.reads_cache and settings.enable_prefix_caching):
             return 0
-        return min((seq.target - 1) // self.settings.block_size, len(seq.keys))
+        ahead = settings.is_eagle and settings.sglang is not None
+        return min((seq.target - 1 - ahead) // settings.block_size, len(seq.keys))
+
+    def usable(self, found: Blocks) -> Blocks:
+        """Count what an engine uses of the blocks that it found: a drafting one may drop one."""
+        settings = self.settings
+        drops = settings.is_eagle and settings.sglang is None
+        if drops and not rules_of(settings.version).hashes_next:
+            return max(0, found - 1)
+        return found
 
     def free_blocks(self) -> Blocks:
         """Count the blocks that no running request holds, cached or not.

@@ -18,7 +18,7 @@ v1/core/block_pool.py, BlockPool.null_block.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -41,9 +41,12 @@ from leadsman_engines.metrics import EngineMetrics, read_metrics
 from leadsman_engines.profile import SETTINGS_FIELDS, EngineProfile
 from leadsman_engines.sglang_pages import (
     is_sglang,
+    read_loads,
     sglang_event_sources,
+    sglang_load_sources,
     sglang_ranks,
     sglang_settings,
+    started_at,
     unknown_order,
 )
 
@@ -65,6 +68,10 @@ _TOLD_BY: Final = {
     "block_size": "vllm:cache_config_info in /metrics",
     "num_blocks": "vllm:cache_config_info in /metrics",
 }
+METRICS: Final = "/metrics"
+LOADS: Final = "/v1/loads"
+_ONLY_TOLD: Final = ("sglang", "is_eagle")
+"""Settings that an engine tells and a profile cannot state."""
 _NOT_THERE: Final = frozenset({401, 403, 404, 405, 501})
 _IN_DEV_MODE: Final = "/server_info, which it serves only with VLLM_SERVER_DEV_MODE=1"
 
@@ -93,24 +100,48 @@ class EventSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSource:
+    """Where one rank pushes its load, as an address that can be connected to."""
+
+    endpoint: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredRank:
     """One scheduler behind an endpoint. dp_rank: None where the endpoint has only this one.
 
-    index: its label in the engine's metrics.
+    index: its label in the engine's metrics. load: None where it pushes none.
     """
 
     index: int
     dp_rank: int | None
     settings: EngineSettings
     events: EventSource | None
+    load: LoadSource | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredEngine:
-    """All schedulers behind one endpoint, and the metrics page that they were read from."""
+    """All schedulers behind one endpoint, and the load page that they were read from.
+
+    has_loads: that page is SGLang's `/v1/loads`; else it is `/metrics`.
+    """
 
     ranks: tuple[DiscoveredRank, ...]
     metrics: EngineMetrics
+    has_loads: bool = False
+
+    @property
+    def load_page(self) -> str:
+        """The page that is asked for load again and again."""
+        return LOADS if self.has_loads else METRICS
+
+    def read(self, page: bytes) -> EngineMetrics:
+        """Read that page. ValueError where it is none."""
+        if self.has_loads:
+            return read_loads(page, self.metrics.started_at)
+        return read_metrics(page)
 
     @property
     def version(self) -> str:
@@ -142,7 +173,11 @@ async def discover(
     try:
         page = read_metrics(metrics or b"")
         if is_sglang(info):
-            return _sglang(base, info, (page, models), profile)
+            loads = await _get(http, base + LOADS)
+            if loads is not None:
+                page = read_loads(loads, started_at(info))
+            found = _sglang(base, info, (page, models), profile)
+            return replace(found, has_loads=loads is not None)
         told = info_settings(info) | cache_settings(page) | named_settings(version, models)
     except ValueError as error:
         raise EngineProtocolError(WorkerId(base), str(error)) from error
@@ -176,7 +211,15 @@ def _sglang(
     }
     if profile.kv_events is not None:
         sources = _events(None, urlsplit(base).hostname or base, profile, indices)
-    return _found(page, settings, indices, sources)
+    found = _found(page, settings, indices, sources)
+    loads = sglang_load_sources(info, urlsplit(base).hostname or base)
+    ranks = tuple(
+        replace(rank, load=LoadSource(endpoint=loads[rank.index][0], topic=loads[rank.index][1]))
+        if rank.index in loads
+        else rank
+        for rank in found.ranks
+    )
+    return replace(found, ranks=ranks)
 
 
 def _found(
@@ -205,8 +248,7 @@ def _settings(url: str, told: Mapping[str, Any], profile: EngineProfile) -> Engi
         name: told[name] if name in told else getattr(profile, name) for name in SETTINGS_FIELDS
     }
     known = {name: value for name, value in known.items() if value is not None}
-    if "sglang" in told:
-        known["sglang"] = told["sglang"]
+    known |= {name: told[name] for name in _ONLY_TOLD if name in told}
     for name in _REQUIRED:
         if name not in known:
             raise UnknownSettingError(url, name)

@@ -19,6 +19,8 @@ from leadsman_engines.metrics import EngineMetrics
 
 _WILDCARD: Final = re.compile(r"//(\*|0\.0\.0\.0|\[::\]|::)(?=:\d+$)")
 _PORT: Final = re.compile(r":(\d+)$")
+EAGLES: Final = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""Methods that draft from the model's own states. Source: vLLM 0.32 config/speculative.py."""
 
 
 class _Scheduler(msgspec.Struct):
@@ -66,7 +68,18 @@ def info_settings(info: Any) -> dict[str, Any]:
         settings["reserve_full_isl"] = settings.pop("scheduler_reserve_full_isl")
     if settings.get("long_prefill_token_threshold") == 0:
         settings["long_prefill_token_threshold"] = None
-    return settings | _hardware(info)
+    return settings | _speculation(config) | _hardware(info)
+
+
+def _speculation(config: Any) -> dict[str, Any]:
+    """Say whether an engine drafts from its own states, which bears on what it finds cached.
+
+    How many drafts it tries is not said: how many will be right is not known, and tokens are told
+    one by one.
+    """
+    section = config.get("speculative_config")
+    method = section.get("method") if isinstance(section, Mapping) else None
+    return {"is_eagle": True} if method in EAGLES else {}
 
 
 def cache_settings(page: EngineMetrics) -> dict[str, Any]:

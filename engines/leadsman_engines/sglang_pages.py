@@ -5,6 +5,8 @@ KV events are published under `kv_events`. A rank's port is the base port and it
 is optional: what a page does not say in a form that is understood, it does not say. An order of the
 queue that no replay knows is taken for first come, first served, and `unknown_order` says so.
 
+`/v1/loads` has each rank's load, also where the server keeps no metrics.
+
 Source: SGLang 0.5.23 srt/entrypoints/http_server.py, server_info; srt/entrypoints/v1_loads.py;
 srt/runtime_context.py; srt/disaggregation/kv_events.py, KVEventsConfig.
 """
@@ -14,6 +16,9 @@ from typing import Any, Final, get_args
 
 import msgspec
 from leadsman.engine import SglangOrder, SglangRules
+from leadsman.units import Seconds
+
+from leadsman_engines.metrics import EngineMetrics, RankMetrics
 
 ORDERS: Final = frozenset(get_args(SglangOrder))
 
@@ -38,6 +43,7 @@ class _Info(msgspec.Struct):
     max_req_input_len: int | None = None
     dp_size: int = 1
     device: str | None = None
+    speculative_algorithm: str | None = None
 
 
 class _Memory(msgspec.Struct):
@@ -57,6 +63,42 @@ class _Events(msgspec.Struct):
     topic: str = ""
     block_size: int | None = None
     dp_size: int | None = None
+    load_endpoint_port_base: int | None = None
+    load_topic: str = "load"
+
+
+class _Load(msgspec.Struct):
+    dp_rank: int = 0
+    num_running_reqs: int | None = None
+    num_waiting_reqs: int | None = None
+    token_usage: float | None = None
+    total_prefill_uncached_tokens: float | None = None
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load]
+
+
+PAIRED: Final = frozenset({"EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP"})
+"""Drafters whose cache is keyed by pairs of tokens."""
+
+
+def read_loads(page: bytes, started_at: Seconds | None = None) -> EngineMetrics:
+    """Read a `/v1/loads` page of a server that started then.
+
+    ValueError (msgspec's) where it is none.
+    """
+    said = msgspec.json.decode(page, type=_Loads, strict=False)
+    ranks = {
+        one.dp_rank: RankMetrics(
+            running=one.num_running_reqs,
+            waiting=one.num_waiting_reqs,
+            kv_usage=one.token_usage,
+            prompt_tokens=one.total_prefill_uncached_tokens,
+        )
+        for one in said.loads
+    }
+    return EngineMetrics(ranks=ranks, started_at=started_at)
 
 
 def is_sglang(info: Any) -> bool:
@@ -85,11 +127,18 @@ def sglang_settings(info: Mapping[str, Any]) -> dict[str, Any]:
         "max_model_len": said.context_length,
         "async_scheduling": not said.disable_overlap_schedule,
         "enable_prefix_caching": not said.disable_radix_cache,
+        "is_eagle": (said.speculative_algorithm or "").upper() in PAIRED,
     }
     known: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if said.max_prefill_tokens is not None:
         known["sglang"] = _rules(said, said.max_prefill_tokens, chunk)
     return known
+
+
+def started_at(info: Mapping[str, Any]) -> Seconds | None:
+    """Read when the server started, on its own clock."""
+    moment = info.get("startup_time")
+    return float(moment) if isinstance(moment, int | float) else None
 
 
 def unknown_order(info: Mapping[str, Any]) -> str | None:
@@ -110,10 +159,8 @@ def sglang_event_sources(
     events = _events(info)
     if events is None or events.publisher != "zmq" or events.endpoint_port_base is None:
         return {}
-    named = events.endpoint_host
-    place = host if named in ("*", "0.0.0.0", "::", "[::]") else named  # noqa: S104
-    place = f"[{place}]" if ":" in place.strip("[]") else place
-    base, replay = events.endpoint_port_base, events.replay_endpoint_port_base
+    place, base = _place(events, host), events.endpoint_port_base
+    replay = events.replay_endpoint_port_base
     return {
         rank: (
             f"tcp://{place}:{base + rank}",
@@ -122,6 +169,22 @@ def sglang_event_sources(
         )
         for rank in range(events.dp_size or sglang_ranks(info))
     }
+
+
+def sglang_load_sources(info: Mapping[str, Any], host: str) -> dict[int, tuple[str, str]]:
+    """Read where each rank pushes its load: (endpoint, topic); empty where it does not."""
+    events = _events(info)
+    if events is None or events.load_endpoint_port_base is None:
+        return {}
+    place, base = _place(events, host), events.load_endpoint_port_base
+    ranks = range(events.dp_size or sglang_ranks(info))
+    return {rank: (f"tcp://{place}:{base + rank}", events.load_topic) for rank in ranks}
+
+
+def _place(events: _Events, host: str) -> str:
+    named = events.endpoint_host
+    place = host if named in ("*", "0.0.0.0", "::", "[::]") else named  # noqa: S104
+    return f"[{place}]" if ":" in place.strip("[]") else place
 
 
 def _rules(said: _Info, most: int, chunk: int | None) -> SglangRules:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 import aiohttp
-from leadsman.records import KvEvents, Trust, TrustChanged, WorkerSeen
+from leadsman.records import KvEvents, LoadSample, Trust, TrustChanged, WorkerSeen
 from leadsman.units import Seconds, WorkerId
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.discovery import (
@@ -30,7 +30,8 @@ from leadsman_engines.discovery import (
 )
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.kv_stream import KvSource, KvStream
-from leadsman_engines.metrics import EngineMetrics, read_metrics
+from leadsman_engines.load_stream import LoadStream
+from leadsman_engines.metrics import EngineMetrics
 
 from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.roster import Roster
@@ -75,6 +76,7 @@ class Collector:
                 }
             )
             streams = [asyncio.create_task(self._follow(rank)) for rank in engine.ranks]
+            streams += [asyncio.create_task(self._hear_load(rank)) for rank in engine.ranks]
             try:
                 await self._poll(engine)
             finally:
@@ -148,15 +150,27 @@ class Collector:
 
     # -- load and readiness --------------------------------------------------------------------
 
+    async def _hear_load(self, rank: DiscoveredRank) -> None:
+        """Follow what a rank pushes of its load, if it does; it is asked for as well."""
+        if rank.load is None:
+            return
+        source = (rank.load.endpoint, rank.load.topic)
+        await LoadStream(self._worker(rank), source, self._tell_pushed, self._around.clock).run()
+
+    def _tell_pushed(self, sample: LoadSample) -> None:
+        if sample.running + sample.waiting > 0:
+            self._stir.set()
+        self.roster.load(sample)
+
     async def _poll(self, engine: DiscoveredEngine) -> None:
         """Ask for the load again and again; return when the engine's life is over."""
         before = engine.metrics
         healthy_at = checked_at = self._around.clock()
         while True:
             asked_at = self._around.clock()
-            page = await self._answer(self._metrics())
+            page = await self._answer(self._load_page(engine))
             if page is None:
-                self.problem = "no answer from /metrics"
+                self.problem = f"no answer from {engine.load_page}"
                 self.roster.be_ready(ready=False)
                 healthy_at = asked_at - self._timing.health
                 await asyncio.sleep(self._timing.poll)
@@ -198,10 +212,10 @@ class Collector:
                 is_busy |= sample.running + sample.waiting > 0
         return is_busy
 
-    async def _metrics(self) -> EngineMetrics:
-        async with self._around.http.get(f"{self._base}/metrics") as response:
+    async def _load_page(self, engine: DiscoveredEngine) -> EngineMetrics:
+        async with self._around.http.get(self._base + engine.load_page) as response:
             response.raise_for_status()
-            return read_metrics(await response.read())
+            return engine.read(await response.read())
 
     async def _complaint(self, page: EngineMetrics) -> str | None:
         if not page.is_awake:
@@ -219,9 +233,11 @@ class Collector:
 
     async def _has_changed(self, engine: DiscoveredEngine) -> bool:
         try:
-            return (await self._ask()).ranks != engine.ranks
+            now = await self._ask()
         except _NOT_UNDERSTOOD:
             return False
+        started = now.metrics.started_at
+        return now.ranks != engine.ranks or started != engine.metrics.started_at
 
     async def _answer(self, asked: Awaitable[Answer]) -> Answer | None:
         try:

@@ -16,7 +16,8 @@ from leadsman_engines.simulated import answers
 from leadsman_engines.simulated.answers import Piece, Usage
 from leadsman_engines.simulated.anthropic_answers import MessageStream, whole_message
 from leadsman_engines.simulated.bodies import Ask, BadRequestError, Conversation, Prompt
-from leadsman_engines.simulated.live import AnyEngine, EngineGoneError, LiveEngine
+from leadsman_engines.simulated.live import EngineGoneError, LiveEngine
+from leadsman_engines.simulated.make import AnyEngine
 from leadsman_engines.simulated.reports import FirstTokenTimes
 from leadsman_engines.simulated.text import Tokenizer
 from leadsman_engines.simulated.tickets import Sink, Ticket, Wish

@@ -10,17 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from leadsman_engines.simulated.blocks import BlocksStored
-from leadsman_engines.simulated.engine import SimulatedEngine, StepOutput
+from leadsman_engines.simulated.make import AnyEngine
 from leadsman_engines.simulated.publish import EventPublisher
 from leadsman_engines.simulated.sequences import SimulatedRequest
-from leadsman_engines.simulated.sglang.engine import SimulatedSglang
+from leadsman_engines.simulated.steps import StepOutput
 from leadsman_engines.simulated.text import Tokenizer
 from leadsman_engines.simulated.tickets import Progress, Sink, Ticket, Wish
 
-AnyEngine: TypeAlias = SimulatedEngine | SimulatedSglang
 Engine_co = TypeVar("Engine_co", bound=AnyEngine, covariant=True)
 
 

@@ -16,11 +16,11 @@ from leadsman_engines.simulated.bodies import Api, BadRequestError
 from leadsman_engines.simulated.engine import SimulatedEngine
 from leadsman_engines.simulated.generation import FrontEnd, Generation, json_response
 from leadsman_engines.simulated.live import (
-    AnyEngine,
     EngineGoneError,
     LiveEngine,
     QueueOverflowError,
 )
+from leadsman_engines.simulated.make import AnyEngine
 from leadsman_engines.simulated.publish import EventPublisher
 from leadsman_engines.simulated.text import BadTemplateInputError
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from leadsman_engines.simulated.blocks import BlocksStored
+from leadsman_engines.simulated.bodies import BadRequestError
 from leadsman_engines.simulated.live import LiveEngine
 from leadsman_engines.simulated.sequences import SimulatedRequest
 from leadsman_engines.simulated.sglang.engine import SimulatedSglang
@@ -107,6 +108,9 @@ class LiveSglang(LiveEngine[SimulatedSglang]):
         )
 
     def _enter(self, request: SimulatedRequest, wish: Wish) -> None:
+        ranks = self.engine.settings.dp_size
+        if wish.rank is not None and wish.rank >= ranks:
+            raise BadRequestError(f"no rank {wish.rank}: there are {ranks}", param="routed_dp_rank")
         self.engine.submit(request, self._now(), wish.rank)
 
     def _publish(self, output: StepOutput) -> None:
