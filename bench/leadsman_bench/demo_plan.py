@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import yaml
 from leadsman.units import Seconds, Tokens
+from leadsman_engines.simulated.make import AnySettings
 from leadsman_engines.simulated.presets import presets
 
 from leadsman_bench.offers import measured_capacity
@@ -41,7 +43,10 @@ class Phase:
 
 PHASES = (Phase(load=0.7, seconds=28.0), Phase(load=1.5, seconds=32.0))
 
-ENGINES: tuple[tuple[str, dict[str, int | bool | str]], ...] = (
+Changes: TypeAlias = dict[str, int | bool | str]
+"""What of a preset's settings is otherwise. `engine`: whose they are; vLLM's where it is absent."""
+
+ENGINES: tuple[tuple[str, Changes], ...] = (
     ("llama-3.1-8b-a100", {}),
     ("mistral-7b-v100", {}),
     ("llama-3.1-70b-4xh100", {"max_num_seqs": 64, "block_size": 64}),
@@ -50,23 +55,28 @@ ENGINES: tuple[tuple[str, dict[str, int | bool | str]], ...] = (
 
 
 def engines() -> list[WorkerSpec]:
-    """Return the four engines."""
+    """Return the engines."""
     made = presets()
     return [
-        WorkerSpec(
-            name=kind,
-            settings=changed(made[kind].settings, model=MODEL, **changes),
-            hardware=made[kind].hardware,
-        )
+        WorkerSpec(name=kind, settings=_settings(kind, changes), hardware=made[kind].hardware)
         for kind, changes in ENGINES
     ]
 
 
-def engine_options(name: str, changes: dict[str, int | bool | str]) -> list[str]:
+def _settings(kind: str, changes: Changes) -> AnySettings:
+    preset, changes = presets()[kind], {**changes, "model": MODEL}
+    if changes.pop("engine", "vllm") == "vllm":
+        return changed(preset.settings, **changes)
+    return replace(preset.sglang, **changes)  # type: ignore[arg-type]  # the plan's own names
+
+
+def engine_options(name: str, changes: Changes) -> list[str]:
     """Return the options of `leadsman simulate-engine` that make the same engine."""
-    made = presets()[name].settings
-    wanted = changed(made, model=MODEL, **changes)
+    wanted = _settings(name, changes)
+    engine, changes = changes.get("engine"), {k: v for k, v in changes.items() if k != "engine"}
     options = ["--preset", name]
+    if engine is not None:
+        options += ["--engine", str(engine)]
     for key in ("model", *changes, *(["num_blocks"] if "block_size" in changes else [])):
         options += ["--" + key.replace("_", "-"), str(getattr(wanted, key))]
     return options

@@ -7,7 +7,7 @@ from random import Random
 from leadsman.keys import block_keys, namespace_seed
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds, Tokens
-from leadsman_engines.simulated.engine import SimulatedEngine
+from leadsman_engines.simulated.make import engine_of
 from leadsman_engines.simulated.sequences import SimulatedRequest
 
 from leadsman_bench.conversation import ConversationModel, generate
@@ -68,7 +68,7 @@ def capacity(specs: Iterable[WorkerSpec], model: ConversationModel, *, seed: int
 
 def measured_capacity(spec: WorkerSpec, rows: Iterable[TraceRequest], *, seed: int) -> float:
     """Measure one engine's requests a second while it works off these rows, all there at once."""
-    engine = SimulatedEngine(spec.settings, spec.hardware, Random(f"{seed}/{spec.name}/capacity"))
+    engine = engine_of(spec.settings, spec.hardware, Random(f"{seed}/{spec.name}/capacity"))
     for number, row in enumerate(rows):
         keys = block_keys(token_ids(row), spec.settings.block_size, SEED)
         engine.submit(

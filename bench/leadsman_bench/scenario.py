@@ -2,25 +2,28 @@
 
 Sixteen workers of one served model name: six pairs of model and accelerator, each with settings of
 its own (step budget, sequences, block size, version, long-prefill threshold), so that no two kinds
-price a request alike. Traffic is the conversation model's. Load swings between 0.3 and 1.5 times
-the fleet's measured capacity in half-hour waves, starting low. Every few minutes something happens
-to one worker: it restarts, comes back with other settings, or becomes slower for a while.
+price a request alike. On demand SGLang serves the same pairs instead, some by its other rules.
+Traffic is the conversation model's. Load swings between 0.3 and 1.5 times the fleet's measured
+capacity in half-hour waves, starting low. Every few minutes something happens to one worker: it
+restarts, comes back with other settings, or becomes slower for a while.
 
 Of the requests, 70 % bound their queue wait by 5 to 30 s, as interactive callers do; half name
 max_tokens, rounded up as people do. These shares are choices, the trace does not hold them.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from leadsman.engine import EngineSettings
+from leadsman.engine import Engine, EngineSettings, SglangRules
 from leadsman.units import Seconds, Tokens
 from leadsman_engines.simulated.hardware import Hardware
+from leadsman_engines.simulated.make import AnySettings
 from leadsman_engines.simulated.presets import presets
 from leadsman_engines.simulated.settings import SimulatedSettings
+from leadsman_engines.simulated.sglang.settings import SglangSettings
 
 from leadsman_bench.traces import TraceRequest
 
@@ -41,13 +44,20 @@ class WorkerSpec:
     """One worker: its name, how its engine is set, what it runs on."""
 
     name: str
-    settings: SimulatedSettings
+    settings: AnySettings
     hardware: Hardware
+
+    @property
+    def engine(self) -> Engine:
+        """Whose engine it is."""
+        return "sglang" if isinstance(self.settings, SglangSettings) else "vllm"
 
     @property
     def reported(self) -> EngineSettings:
         """The settings as discovery would report them."""
         own = self.settings
+        if isinstance(own, SglangSettings):
+            return replace(_sglang(own), hardware=self._device, image=self.hardware.model.name)
         return EngineSettings(
             model=MODEL,
             version=own.version,
@@ -63,9 +73,37 @@ class WorkerSpec:
             policy=own.policy,
             watermark=own.watermark,
             reserve_full_isl=own.reserve_full_isl,
-            hardware=f"{self.hardware.device.count} x {self.hardware.device.name}",
+            hardware=self._device,
             image=self.hardware.model.name,
         )
+
+    @property
+    def _device(self) -> str:
+        return f"{self.hardware.device.count} x {self.hardware.device.name}"
+
+
+def _sglang(own: SglangSettings) -> EngineSettings:
+    return EngineSettings(
+        model=MODEL,
+        version=own.version,
+        max_num_batched_tokens=own.chunked_prefill_size or own.max_prefill_tokens,
+        max_num_seqs=own.max_running_requests,
+        max_model_len=own.context_length,
+        block_size=own.page_size,
+        num_blocks=own.total_pages,
+        async_scheduling=not own.disable_overlap_schedule,
+        sglang=SglangRules(
+            max_prefill_tokens=own.max_prefill_tokens,
+            chunked_prefill_size=own.chunked_prefill_size,
+            schedule_policy=own.schedule_policy,
+            schedule_conservativeness=own.schedule_conservativeness,
+            enable_mixed_chunk=own.enable_mixed_chunk,
+            enable_priority_scheduling=own.enable_priority_scheduling,
+            low_priority_first=own.schedule_low_priority_values_first,
+            preemption_threshold=own.priority_scheduling_preemption_threshold,
+            prefill_max_requests=own.prefill_max_requests,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +156,44 @@ def workers() -> list[WorkerSpec]:
         )
         for number, (kind, changes) in enumerate(kinds)
     ]
+
+
+def sglang_workers() -> list[WorkerSpec]:
+    """Return sixteen workers that SGLang serves, two or three of each pair."""
+    kinds: Sequence[tuple[str, dict[str, int | bool | str]]] = (
+        ("llama-3.1-8b-a100", {}),
+        ("llama-3.1-8b-a100", {"chunked_prefill_size": 4096, "page_size": 32}),
+        ("llama-3.1-8b-a100", {"max_running_requests": 32}),
+        ("llama-3.1-8b-a100", {"schedule_policy": "lpm"}),
+        ("llama-3.1-70b-4xh100", {}),
+        ("llama-3.1-70b-4xh100", {"chunked_prefill_size": 16384, "page_size": 64}),
+        ("llama-3.1-70b-4xh100", {"max_running_requests": 32}),
+        ("qwen3-30b-a3b-h100", {}),
+        ("qwen3-30b-a3b-h100", {"disable_overlap_schedule": True}),
+        ("qwen3-30b-a3b-h100", {"enable_mixed_chunk": True}),
+        ("qwen3-30b-a3b-h100", {"page_size": 64}),
+        ("deepseek-v4-flash-4xh100", {}),
+        ("deepseek-v4-flash-4xh100", {"chunked_prefill_size": 4096, "page_size": 64}),
+        ("deepseek-v4-flash-4xh100", {"max_running_requests": 64}),
+        ("mistral-7b-v100", {}),
+        ("qwen2.5-0.5b-a10g", {}),
+    )
+    made = presets()
+    return [
+        WorkerSpec(
+            name=f"{number:02d}-sglang-{kind}",
+            settings=replace(made[kind].sglang, **changes),  # type: ignore[arg-type]  # as above
+            hardware=made[kind].hardware,
+        )
+        for number, (kind, changes) in enumerate(kinds)
+    ]
+
+
+FLEETS: Mapping[str, Callable[[], list[WorkerSpec]]] = {
+    "vllm": workers,
+    "sglang": sglang_workers,
+}
+"""The sixteen workers, by who serves them."""
 
 
 def changed(settings: SimulatedSettings, **changes: int | bool | str) -> SimulatedSettings:
@@ -179,8 +255,14 @@ def incidents(workers: int, rng: Random) -> Iterator[Incident]:
         recoveries.sort(key=lambda incident: incident.at)
 
 
-def reconfigured(settings: SimulatedSettings, rng: Random) -> SimulatedSettings:
+def reconfigured(settings: AnySettings, rng: Random) -> AnySettings:
     """Return settings that an operator may roll out next: another step budget, or slots."""
+    if isinstance(settings, SglangSettings):
+        if rng.random() < 0.5:
+            chunk = 8192 if (settings.chunked_prefill_size or 0) <= 4096 else 4096
+            return replace(settings, chunked_prefill_size=chunk)
+        slots = 128 if settings.max_running_requests <= 64 else 64
+        return replace(settings, max_running_requests=slots)
     if rng.random() < 0.5:
         budget = 8192 if settings.max_num_batched_tokens <= 4096 else 4096
         return replace(settings, max_num_batched_tokens=budget)

@@ -31,7 +31,7 @@ from leadsman_bench.conversation import ConversationModel, bundled_model, genera
 from leadsman_bench.offers import capacity, offers
 from leadsman_bench.picture import Mark, Page, draw_all
 from leadsman_bench.report import chances, groups, lines, table, worst
-from leadsman_bench.scenario import MEAN_LOAD, WorkerSpec, arrival, incidents, load_at, workers
+from leadsman_bench.scenario import FLEETS, MEAN_LOAD, WorkerSpec, arrival, incidents, load_at
 from leadsman_bench.summary import Counts, Graded, Summary, summarise
 from leadsman_bench.virtual import Offer, Stream, VirtualFleet
 
@@ -205,10 +205,13 @@ def main(argv: list[str]) -> int:
         hours=arguments.hours,
     )
     gc.set_threshold(GARBAGE_AT)
-    specs = workers()
+    specs = [spec for engine in arguments.engine or ["vllm"] for spec in FLEETS[engine]()]
     progress = Progress(sys.stderr, length)
     began = time.process_time()
     chance = None
+    if arguments.chance and "sglang" in (arguments.engine or ()):
+        print("bench simulate: --chance knows vLLM's engines only", file=sys.stderr)
+        return 2
     if arguments.chance:
         chance = Chance(bundled_model(), every=arguments.chance, seed=arguments.seed)
     grades = simulate(length, seed=arguments.seed, specs=specs, progress=progress, chance=chance)
@@ -278,6 +281,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--requests", type=int, help=f"how many requests (default {REQUESTS:,})")
     parser.add_argument("--hours", type=float, help="how many hours of virtual time instead")
+    parser.add_argument(
+        "--engine",
+        action="append",
+        choices=sorted(FLEETS),
+        help="who serves the workers (default vllm; given for each, the fleet has both)",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--picture", type=Path, help="draw the run into this folder")

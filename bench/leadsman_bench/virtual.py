@@ -6,7 +6,8 @@ run no further, since the next decision may send them work.
 
 The picker sees what it would see live: the first chunk of every stream, all chunks of the streams
 that it wants as witnesses, the last chunk's usage, KV events with the engine's own time, a load
-sample each half second; each a little late, in the order of its connection. It is told of settings
+sample each half second; each a little late, in the order of its connection. An SGLang's events name
+no request, since it heeds no header that could carry the name. The picker is told of settings
 when a worker comes, and of a restart by a sequence that begins again.
 
 Ignored: loss of events (engines/ has its tests), traffic that does not come through the picker.
@@ -37,8 +38,9 @@ from leadsman.records import (
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds, Tokens, WorkerId
 from leadsman_engines.simulated.blocks import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
-from leadsman_engines.simulated.engine import SimulatedEngine, StepOutput
+from leadsman_engines.simulated.make import engine_of
 from leadsman_engines.simulated.sequences import SimulatedRequest
+from leadsman_engines.simulated.steps import StepOutput
 
 from leadsman_bench.scenario import DOWN_FOR, Incident, WorkerSpec, reconfigured
 
@@ -141,7 +143,7 @@ class VirtualWorker:
         self._queued: set[str] = set()
         self.down_until: Seconds | None = None
         self._see = see
-        self.engine = SimulatedEngine(spec.settings, spec.hardware, rng)
+        self.engine = engine_of(spec.settings, spec.hardware, rng)
         self._sequence = 0
         self._events_seen_at: Seconds = 0.0
         self._clock_ahead = rng.uniform(-0.002, 0.002)
@@ -171,7 +173,7 @@ class VirtualWorker:
                 prompt_hashes=keys.tolist(),
                 output_tokens=stream.offer.output_tokens,
                 max_tokens=request.max_tokens,
-                session_id=request.id,
+                session_id=request.id if self.spec.engine == "vllm" else None,
                 priority=request.priority,
                 reads_cache=request.reads_cache,
             ),
@@ -225,7 +227,7 @@ class VirtualWorker:
     def start(self, now: Seconds, spec: WorkerSpec) -> None:
         """Start the engine again with an empty cache; its events count from 0 again."""
         self.spec, self.down_until, self._sequence = spec, None, 0
-        self.engine = SimulatedEngine(spec.settings, spec.hardware, self.rng)
+        self.engine = engine_of(spec.settings, spec.hardware, self.rng)
         self.announce(now)
         self._publish((Cleared(),), now)
 
@@ -418,9 +420,10 @@ class VirtualFleet:
 def _core_event(event: CacheEvent) -> KvEvent:
     match event:
         case BlocksStored():
-            return Stored(keys=np.array(event.hashes, dtype=np.uint64), session=event.session_id)
+            keys = np.array(event.hashes, dtype=np.uint64)
+            return Stored(keys=keys, tier=event.medium, session=event.session_id)
         case BlocksRemoved():
-            return Removed(keys=np.array(event.hashes, dtype=np.uint64))
+            return Removed(keys=np.array(event.hashes, dtype=np.uint64), tier=event.medium)
         case CacheCleared():
             return Cleared()
         case other:

@@ -163,6 +163,30 @@ def test_a_short_demo_leaves_its_artifacts_and_no_process(tmp_path, monkeypatch)
     assert descendants(os.getpid()) == []
 
 
+SGLANG = (
+    ("llama-3.1-8b-a100", {"engine": "sglang", "schedule_policy": "lpm"}),
+    ("qwen2.5-0.5b-a10g", {"engine": "sglang", "max_running_requests": 8}),
+)
+
+
+@pytest.mark.envoy
+def test_sglang_behind_envoy_is_predicted_and_its_cache_is_known(tmp_path, monkeypatch):
+    phases = (Phase(load=0.5, seconds=4.0), Phase(load=0.8, seconds=2.0))
+    monkeypatch.setattr(demo_plan, "PHASES", phases)
+    for module in (demo, demo_plan):
+        monkeypatch.setattr(module, "ENGINES", SGLANG)
+
+    summary = demo.run(tmp_path, Console(quiet=True), seed=1)
+
+    rows = [json.loads(one) for one in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
+    served = [row for row in rows if row["outcome"] == "finished"]
+    assert summary.graded > 10
+    assert all(row["predicted_ttft"] is not None for row in served)
+    assert any(row["cached_tokens"] for row in served)
+    off = [row for row in served if row["cached_tokens"] != row["predicted_cached"]]
+    assert len(off) <= 0.05 * len(served)
+
+
 @pytest.mark.envoy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
