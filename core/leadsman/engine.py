@@ -16,6 +16,7 @@ class SglangRules:
 
     chunked_prefill_size: None where prompts are never cut. Priorities count only where
     `enable_priority_scheduling`; the higher goes first unless `low_priority_first`.
+    `steps_together`: with the other ranks of its server (attention in parallel over ranks).
     """
 
     max_prefill_tokens: Tokens = 16384
@@ -27,6 +28,7 @@ class SglangRules:
     low_priority_first: bool = False
     preemption_threshold: int = 10
     prefill_max_requests: int | None = None
+    steps_together: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,12 +174,21 @@ class Fleet:
         if state is not None:
             fresh.trust = state.trust
         self.workers[seen.worker] = fresh
+        self._seat(seen.endpoint)
         self._standings.clear()
         self._lessons += 1
         self._relearn(fresh)
 
+    def _seat(self, endpoint: str) -> None:
+        """Put the ranks of one server beside each other, where they step together."""
+        ranks = [state for state in self.workers.values() if state.endpoint == endpoint]
+        together = [state for state in ranks if state.steps_together]
+        for state in together:
+            state.beside = [other for other in together if other is not state]
+
     def _forget(self, worker: WorkerId) -> None:
-        del self.workers[worker]
+        gone = self.workers.pop(worker)
+        self._seat(gone.endpoint)
         self.index.purge(worker)
         self._standings.clear()
         self._lessons += 1

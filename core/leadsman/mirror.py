@@ -46,10 +46,14 @@ Told: TypeAlias = tuple[Flight, list[BlockKey]]
 
 
 class Mirror(Stepping):
-    """The state of one engine, as far as it was seen; see the module for what it promises."""
+    """The state of one engine, as far as it was seen; see the module for what it promises.
+
+    beside: the mirrors of those that step together with it, and how long their steps last.
+    """
 
     def __init__(self, settings: EngineSettings, learner: StepLearner) -> None:
         super().__init__(settings, learner)
+        self.beside: list[tuple[Mirror, StepWeights]] = []
         self._offset: Seconds | None = None
         self._arrivals = 0
 

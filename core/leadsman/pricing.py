@@ -4,15 +4,16 @@ Prefill ahead, slots, blocks and the budget are the replay's; how long each step
 model's; when the others end is what lengths are expected; what is cached by then is asked at the
 moment of simulated admission, behind whatever the requests ahead have pushed out by then. An
 ordinary queue is run from event to event in closed form (`firstcome`); where its rules do not
-hold, and they say so themselves, a fork of the replay is stepped.
+hold, and they say so themselves, a fork of the replay is stepped; so it is where other ranks step
+with it (`together`).
 """
 
 from leadsman.firstcome import SOON, FirstCome, Forecast, is_first_come
-from leadsman.future import FutureCache
 from leadsman.mirror import Mirror
 from leadsman.replay import Replay
 from leadsman.sequence import Seq, Step
 from leadsman.steptime import StepWeights
+from leadsman.together import Beside, into_the_future
 from leadsman.units import Seconds
 
 MOST_STEPS = 20_000
@@ -32,7 +33,7 @@ def forecast(
     the mirror only.
     """
     found = None
-    if is_first_come(mirror.replay):
+    if is_first_come(mirror.replay) and not mirror.beside:
         found = FirstCome(mirror, target, weights, now, behind).run()
     return found or stepwise(mirror, target, weights, now, behind)
 
@@ -45,32 +46,33 @@ def stepwise(
     behind: Seq | None = None,
 ) -> Forecast | None:
     """Predict as `forecast` does, whatever the engine's rules and whatever happens."""
-    replay = mirror.replay.fork()
-    replay.free, replay.unused = mirror.blocks_to_give()
-    replay.lost = 0
-    lookup = FutureCache(mirror, replay).lookup
+    replay, cache = into_the_future(mirror)
+    others, lookup = Beside(mirror.beside), cache.lookup
     replay.add(target)
     if behind is not None:
         replay.add(behind)
     scheduled_at, found = None, target
     for _ in range(MOST_STEPS):
-        is_idle = not replay.has_work
+        others.meet(replay)
+        is_idle = not (replay.has_work or others.has_work)
         if is_idle:
             if not replay.waiting:
                 return None
-            replay.wake()
+            others.wake(replay)
         started = replay.clock
         step = replay.step(lookup)
-        if is_idle and not step.admitted:
+        lasts = others.lengthen(weights.seconds(step.features), started)
+        if is_idle and not (step.admitted or lasts):
             return None
-        replay.ran(step, max(started + weights.seconds(step.features), now + SOON))
+        replay.ran(step, max(started + lasts, now + SOON))
         for seq in step.admitted:
             if seq.id == target.id and scheduled_at is None:
                 scheduled_at, found = started, seq
         if any(seq.id == target.id for seq in step.finals):
             assert scheduled_at is not None
             return Forecast(max(scheduled_at, now), replay.clock, found.cached or 0)
-        _skip(replay, step, weights)
+        if not others.has_requests:
+            _skip(replay, step, weights)
     return None
 
 

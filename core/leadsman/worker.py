@@ -67,6 +67,7 @@ class Expectation:
 class WorkerState:
     """Everything known of one worker. `lengths` is shared by all workers of a model.
 
+    beside: the other ranks of its server, where all of them step together.
     changed: where it puts itself when something happens to it; its fleet says which set.
     """
 
@@ -93,6 +94,7 @@ class WorkerState:
         self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
         self.changed: set[WorkerState] = set()
+        self.beside: list[WorkerState] = []
         self.lessons = 0
 
     # -- prices --------------------------------------------------------------------------------
@@ -108,6 +110,11 @@ class WorkerState:
     def provenance(self) -> Provenance:
         """Where the speed comes from: learned steps count as much as a learned curve."""
         return "own" if self.learner.prefill_windows >= MEASURED_WINDOWS else self.known.provenance
+
+    @property
+    def steps_together(self) -> bool:
+        """Whether it steps together with the other ranks of its server."""
+        return self.settings.sglang is not None and self.settings.sglang.steps_together
 
     def price(self, request: Request, now: Seconds) -> Price:
         """Replay this worker with the request behind all that it has; moves the mirror to `now`."""
@@ -145,7 +152,10 @@ class WorkerState:
     def _price(self, request: Request, granted: Granted, weights: StepWeights) -> Price:
         mirror, size = self.mirror, self.settings.block_size
         self.changed.add(self)
-        self._catch_up(granted.at)
+        self.catch_up(granted.at)
+        for other in self.beside:
+            other.catch_up(granted.at)
+        mirror.beside = [(other.mirror, other.weights) for other in self.beside]
         listed = partial(request.key_list, size)
         asked = mirror.sequence(granted, expected=1, listed=listed)
         found = forecast(mirror, asked, weights, granted.at, self.followers.next_after(granted.at))
@@ -161,7 +171,8 @@ class WorkerState:
             queued_requests=len(mirror.replay.waiting),
         )
 
-    def _catch_up(self, now: Seconds) -> None:
+    def catch_up(self, now: Seconds) -> None:
+        """Commit the steps that nothing shows, and expect ends anew where the crowd changed."""
         self.mirror.catch_up(now)
         replay = self.mirror.replay
         if replay.decoding and (replay.crowd != self._crowd or replay.has_overdue):

@@ -42,6 +42,7 @@ class _Info(msgspec.Struct):
     max_total_num_tokens: int | None = None
     max_req_input_len: int | None = None
     dp_size: int = 1
+    enable_dp_attention: bool = False
     device: str | None = None
     speculative_algorithm: str | None = None
 
@@ -199,6 +200,7 @@ def _rules(said: _Info, most: int, chunk: int | None) -> SglangRules:
         low_priority_first=said.schedule_low_priority_values_first,
         preemption_threshold=said.priority_scheduling_preemption_threshold,
         prefill_max_requests=said.prefill_max_requests,
+        steps_together=said.enable_dp_attention and said.dp_size > 1,
     )
 
 

@@ -90,7 +90,7 @@ class Record(_message.Message):
     def __init__(self, worker_seen: _Optional[_Union[WorkerSeen, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., trust_changed: _Optional[_Union[TrustChanged, _Mapping]] = ..., load_sample: _Optional[_Union[LoadSample, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., tokens_seen: _Optional[_Union[TokensSeen, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., learned: _Optional[_Union[Learned, _Mapping]] = ...) -> None: ...
 
 class SglangRules(_message.Message):
-    __slots__ = ("max_prefill_tokens", "chunked_prefill_size", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "enable_priority_scheduling", "low_priority_first", "preemption_threshold", "prefill_max_requests")
+    __slots__ = ("max_prefill_tokens", "chunked_prefill_size", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "enable_priority_scheduling", "low_priority_first", "preemption_threshold", "prefill_max_requests", "steps_together")
     MAX_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHUNKED_PREFILL_SIZE_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class SglangRules(_message.Message):
     LOW_PRIORITY_FIRST_FIELD_NUMBER: _ClassVar[int]
     PREEMPTION_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TOGETHER_FIELD_NUMBER: _ClassVar[int]
     max_prefill_tokens: int
     chunked_prefill_size: int
     schedule_policy: str
@@ -109,7 +110,8 @@ class SglangRules(_message.Message):
     low_priority_first: bool
     preemption_threshold: int
     prefill_max_requests: int
-    def __init__(self, max_prefill_tokens: _Optional[int] = ..., chunked_prefill_size: _Optional[int] = ..., schedule_policy: _Optional[str] = ..., schedule_conservativeness: _Optional[float] = ..., enable_mixed_chunk: _Optional[bool] = ..., enable_priority_scheduling: _Optional[bool] = ..., low_priority_first: _Optional[bool] = ..., preemption_threshold: _Optional[int] = ..., prefill_max_requests: _Optional[int] = ...) -> None: ...
+    steps_together: bool
+    def __init__(self, max_prefill_tokens: _Optional[int] = ..., chunked_prefill_size: _Optional[int] = ..., schedule_policy: _Optional[str] = ..., schedule_conservativeness: _Optional[float] = ..., enable_mixed_chunk: _Optional[bool] = ..., enable_priority_scheduling: _Optional[bool] = ..., low_priority_first: _Optional[bool] = ..., preemption_threshold: _Optional[int] = ..., prefill_max_requests: _Optional[int] = ..., steps_together: _Optional[bool] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
     __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image", "windows", "retention_interval", "num_speculative_tokens", "num_lookahead_tokens", "is_eagle", "sglang")
