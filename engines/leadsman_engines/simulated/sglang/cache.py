@@ -11,9 +11,10 @@ unified_radix_cache.py, checkpoint_into_tree; allocation.py.
 
 from collections.abc import Sequence
 
+from leadsman_engines.simulated.sglang.nodes import Match
 from leadsman_engines.simulated.sglang.requests import Live
 from leadsman_engines.simulated.sglang.settings import SglangSettings
-from leadsman_engines.simulated.sglang.tree import Match, RadixTree
+from leadsman_engines.simulated.sglang.tree import RadixTree
 
 
 class KvCache:

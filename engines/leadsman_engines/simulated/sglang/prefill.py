@@ -12,9 +12,9 @@ from enum import Enum, auto
 
 from leadsman_engines.simulated.sglang.batches import Batch
 from leadsman_engines.simulated.sglang.cache import KvCache
+from leadsman_engines.simulated.sglang.nodes import Match
 from leadsman_engines.simulated.sglang.requests import CLIP, Live
 from leadsman_engines.simulated.sglang.settings import SglangSettings
-from leadsman_engines.simulated.sglang.tree import Match
 
 
 class Result(Enum):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from leadsman_engines.simulated.sequences import SimulatedRequest
-from leadsman_engines.simulated.sglang.tree import Node
+from leadsman_engines.simulated.sglang.nodes import Node
 
 CLIP = 4096
 """An answer is never taken to need more tokens than that."""

@@ -17,56 +17,17 @@ _split_node, evict_device_leaf; components/full.py; mem_cache/events.py.
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from leadsman_engines.simulated.blocks import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
-
-GPU, HOST = "GPU", "CPU_PINNED"
-
-
-class Node:
-    """A run of pages. touched: when it was last gone through, by the tree's own count."""
-
-    __slots__ = (
-        "children", "locks", "on_device", "on_host", "pages", "parent", "touched", "writes"
-    )  # fmt: skip
-
-    def __init__(self, parent: "Node | None", pages: Sequence[int], touched: float) -> None:
-        self.parent = parent
-        self.pages = list(pages)
-        self.children: dict[int, Node] = {}
-        self.touched = touched
-        self.locks = 0
-        self.on_device, self.on_host, self.writes = True, False, False
-
-    @property
-    def start(self) -> int:
-        """Count the pages before its first."""
-        pages, node = 0, self.parent
-        while node is not None:
-            pages, node = pages + len(node.pages), node.parent
-        return pages
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What was found: pages in the device's memory, those behind them that only the host has.
-
-    node: the last in the device's memory. deepest: the last of all.
-    """
-
-    node: Node
-    pages: int
-    deepest: Node
-    host_pages: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Inserted:
-    """Where an insertion ended; spare: its pages that were held already, but not by its request."""
-
-    node: Node
-    spare: int
+from leadsman_engines.simulated.sglang.nodes import (
+    GPU,
+    HOST,
+    Inserted,
+    Match,
+    Node,
+    common_pages,
+    parent_of,
+)
 
 
 class RadixTree:
@@ -87,7 +48,7 @@ class RadixTree:
         """Find the longest prefix that is held anywhere, and touch it."""
         node, place = self.root, 0
         while place < len(pages) and (child := node.children.get(pages[place])) is not None:
-            common = _common(child.pages, pages, place)
+            common = common_pages(child.pages, pages, place)
             if common < len(child.pages):
                 node = self._split(child, common)
                 break
@@ -98,11 +59,11 @@ class RadixTree:
             node.touched = moment
             moment -= 1e-5
             seen[node.on_device] += len(node.pages)
-            node = _above(node)
+            node = parent_of(node)
         self.root.touched = moment
         last = deepest
         while not last.on_device:
-            last = _above(last)
+            last = parent_of(last)
         return Match(last, seen[True], deepest, seen[False])
 
     def _tick(self) -> float:
@@ -111,7 +72,7 @@ class RadixTree:
 
     def _split(self, child: Node, pages: int) -> Node:
         """Cut a node in two; returns the upper one, which is new."""
-        above = _above(child)
+        above = parent_of(child)
         upper = Node(above, child.pages[:pages], self._tick())
         upper.children = {child.pages[pages]: child}
         upper.locks, upper.on_device, upper.on_host = child.locks, child.on_device, child.on_host
@@ -136,7 +97,7 @@ class RadixTree:
         node, place, spare = self.root, 0, 0
         while place < len(pages) and (child := node.children.get(pages[place])) is not None:
             child.touched = self._tick()
-            common = _common(child.pages, pages, place)
+            common = common_pages(child.pages, pages, place)
             if common < len(child.pages):
                 child = self._split(child, common)
             if child.on_device:
@@ -161,7 +122,7 @@ class RadixTree:
         if not node.locks:
             self.evictable += len(node.pages)
         self._note_leaf(node)
-        self._note_leaf(_above(node))
+        self._note_leaf(parent_of(node))
         self._tell_stored(node, GPU, of)
 
     def load(self, match: Match, of: tuple[str, str | None]) -> None:
@@ -169,7 +130,7 @@ class RadixTree:
         node, path = match.deepest, []
         while node is not match.node:
             path.append(node)
-            node = _above(node)
+            node = parent_of(node)
         for missing in reversed(path):
             self._bring_back(missing, of)
 
@@ -182,7 +143,7 @@ class RadixTree:
                 self.evictable -= len(node.pages)
             node.locks += 1
             self._leaves.discard(node)
-            node = _above(node)
+            node = parent_of(node)
 
     def unlock(self, node: Node) -> None:
         """Let go of what `lock` held."""
@@ -193,7 +154,7 @@ class RadixTree:
                 if node.on_device:
                     self.evictable += len(node.pages)
                 self._note_leaf(node)
-            node = _above(node)
+            node = parent_of(node)
 
     def evict(self, enough: Callable[[int], bool]) -> int:
         """Push out leaves until `enough` of the pages pushed out, or none is left; returns them."""
@@ -202,7 +163,7 @@ class RadixTree:
         pages = 0
         while heap and not enough(pages):
             leaf = heapq.heappop(heap)[2]
-            above = _above(leaf)
+            above = parent_of(leaf)
             pages += len(leaf.pages)
             self._leave_device(leaf)
             if above in self._leaves:
@@ -210,7 +171,7 @@ class RadixTree:
         return pages
 
     def _leave_device(self, leaf: Node) -> None:
-        above = _above(leaf)
+        above = parent_of(leaf)
         self.evictable -= len(leaf.pages)
         leaf.on_device = False
         self._leaves.discard(leaf)
@@ -220,7 +181,7 @@ class RadixTree:
         self._note_leaf(above)
 
     def _cut_off(self, node: Node) -> None:
-        del _above(node).children[node.pages[0]]
+        del parent_of(node).children[node.pages[0]]
 
     def _note_leaf(self, node: Node) -> None:
         held = node.locks or not node.on_device or node is self.root
@@ -233,7 +194,7 @@ class RadixTree:
 
     def _write_through(self, node: Node) -> None:
         """Begin to copy a node to the host, if its parent is there and there is room."""
-        above = _above(node)
+        above = parent_of(node)
         follows = above is self.root or above.on_host or above.writes
         if not (self._host_pages and follows) or node.on_host or node.writes:
             return
@@ -252,7 +213,7 @@ class RadixTree:
             parts, part = [], node
             while part.writes:
                 parts.append(part)
-                part = _above(part)
+                part = parent_of(part)
             for part in reversed(parts):
                 part.on_host, part.writes = True, False
                 self._tell_stored(part, HOST, ("", None))
@@ -284,7 +245,7 @@ class RadixTree:
     # -- all of it -----------------------------------------------------------------------------
 
     def _tell_stored(self, node: Node, medium: str, of: tuple[str, str | None]) -> None:
-        above = _above(node)
+        above = parent_of(node)
         parent = above.pages[-1] if above is not self.root else None
         pages = tuple(node.pages)
         self.events.append(BlocksStored(of[0], of[1], pages, parent, node.start, medium))
@@ -309,22 +270,9 @@ class RadixTree:
         assert self.evictable == sum(len(node.pages) for node in on_device if not node.locks)
         for node in everything:
             assert node.pages
-            assert _above(node).children[node.pages[0]] is node
+            assert parent_of(node).children[node.pages[0]] is node
             assert node.on_device or node.on_host
-            assert _above(node).on_device or not node.on_device
-            assert _above(node) is self.root or _above(node).locks >= node.locks
+            assert parent_of(node).on_device or not node.on_device
+            assert parent_of(node) is self.root or parent_of(node).locks >= node.locks
             is_leaf = not any(child.on_device for child in node.children.values())
             assert (node in self._leaves) == (is_leaf and node.on_device and not node.locks)
-
-
-def _above(node: Node) -> Node:
-    assert node.parent is not None
-    return node.parent
-
-
-def _common(run: Sequence[int], pages: Sequence[int], place: int) -> int:
-    """Count the leading pages of a node that stand at a place of a prompt; the first one does."""
-    most = min(len(run), len(pages) - place)
-    if run[:most] == pages[place : place + most]:
-        return most
-    return next(n for n in range(1, most) if run[n] != pages[place + n])
