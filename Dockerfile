@@ -1,6 +1,7 @@
 # The picker and the operator as an image, without the demo's and the tests' extras.
-# Run it with a read-only root file system if you like; it needs a writable /tmp for a socket.
-FROM python:3.11-slim AS build
+# The build stage has a C compiler: see docs/adr/0030. Run it with a read-only root file system if
+# you like; it needs a writable /tmp for a socket.
+FROM python:3.11 AS build
 COPY . /src
 RUN python -m venv /opt/leadsman \
     && /opt/leadsman/bin/pip install --no-cache-dir --constraint /src/requirements.lock '/src[operator,redis]'

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
+# Where sources are that are compiled; hatch_build.py says which.
+COMPILED := $(wildcard core/leadsman/*.py extproc/leadsman_extproc/*.py extproc/leadsman_extproc/http2/*.py)
 PROTO := fleet/leadsman_fleet/fleet.proto
 
 # What `make oracle` runs: ORACLE_ENVS holds its environments, and outlives `make clean` elsewhere.
@@ -11,13 +13,13 @@ ORACLE_MODES ?=
 ORACLE_SEEDS ?= 0:50
 ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 
-.PHONY: help install templates demo test parity check lint types contracts size proto crds generate e2e bench lock clean
+.PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate e2e bench lock clean
 .PHONY: oracle oracle-sglang
 
 help:  ## say what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: .venv/.installed  ## make .venv with every extra, as locked
+install: .venv/.installed .venv/.compiled  ## make .venv with every extra, as locked; compile what is hot
 
 .venv/.installed: pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -26,6 +28,15 @@ install: .venv/.installed  ## make .venv with every extra, as locked
 	$(BIN)/pip install --quiet -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+
+.venv/.compiled: .venv/.installed hatch_build.py $(COMPILED)
+	@mkdir -p build
+	$(BIN)/python -W ignore hatch_build.py > build/compile.log || { cat build/compile.log; exit 1; }
+	@touch $@
+
+interpreted: .venv/.installed  ## take the compiled parts out again, until a source of theirs changes
+	$(BIN)/python hatch_build.py --remove
+	@touch .venv/.compiled
 
 templates: build/templates/.installed  ## chat templates of five families, which tests read
 

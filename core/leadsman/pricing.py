@@ -38,14 +38,19 @@ def forecast(
     return found or stepwise(mirror, target, weights, now, behind)
 
 
-def stepwise(
+def stepwise(  # noqa: PLR0913  # the oracle's, which alone gives the last one
     mirror: Mirror,
     target: Seq,
     weights: StepWeights,
     now: Seconds,
     behind: Seq | None = None,
+    *,
+    skips: bool = True,
 ) -> Forecast | None:
-    """Predict as `forecast` does, whatever the engine's rules and whatever happens."""
+    """Predict as `forecast` does, whatever the engine's rules and whatever happens.
+
+    skips: whether equal steps may be run as one.
+    """
     replay, cache = into_the_future(mirror)
     others, lookup = Beside(mirror.beside), cache.lookup
     replay.add(target)
@@ -71,7 +76,7 @@ def stepwise(
         if any(seq.id == target.id for seq in step.finals):
             assert scheduled_at is not None
             return Forecast(max(scheduled_at, now), replay.clock, found.cached or 0)
-        if not others.has_requests:
+        if skips and not others.has_requests:
             _skip(replay, step, weights)
     return None
 

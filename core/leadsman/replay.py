@@ -45,16 +45,13 @@ class Replay(Skipping):
 
     def fork(self) -> Self:
         """Copy the state so that it can be run into the future; expected ends count there."""
-        twin = type(self).__new__(type(self))
-        twin.settings, twin.believes, twin._rules = self.settings, True, self._rules
-        twin.in_lockstep, twin.accepts = self.in_lockstep, self.accepts
-        twin._skipping, twin._caps = self._skipping, self._caps
+        twin = type(self)(self.settings)
+        twin.believes, twin.accepts = True, self.accepts
         twin.clock, twin.tick = self.clock, self.tick
         twin.prefilling = [seq.copy() for seq in self.prefilling]
         twin.decoding = self.decoding.copy()
         if not self.in_lockstep:
             twin.decoding = {seq.id: seq.copy() for seq in self.decoding.values()}
-        twin.ended = []
         twin.entered = {seq.id: seq for seq in twin.prefilling}
         twin.waiting = self.waiting.copy()
         twin.limits = self.limits.copy()
@@ -64,7 +61,6 @@ class Replay(Skipping):
         twin.phases = self.phases.copy()
         twin._lingering = [seq.copy() for seq in self._lingering]
         twin._orders, twin.seen_until = self._orders, self.seen_until
-        twin._is_full, twin._refused, twin._cut = False, None, None
         twin.crowd = self.crowd
         return twin
 

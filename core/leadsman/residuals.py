@@ -16,7 +16,7 @@ Source: Vovk et al. 2005; weights by age as in Barber, Candes, Ramdas, Tibshiran
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from typing import Literal
+from typing import Final, Literal
 
 from leadsman.units import Seconds
 
@@ -131,9 +131,9 @@ class BetterOf:
     decides nothing. The other takes over when its mean is a tenth better.
     """
 
-    _STEP = 1.0 / 32.0
-    _WORST = 4.0
-    _MARGIN = 0.9
+    _STEP: Final = 1.0 / 32.0
+    _WORST: Final = 4.0
+    _MARGIN: Final = 0.9
 
     def __init__(self, first: Weights = "prior") -> None:
         self.best: Weights = first

@@ -60,15 +60,13 @@ class Seq:
 
     def copy(self) -> "Seq":
         """Copy everything; a fork may then move it. Spelt out: a loop over the slots takes 4 us."""
-        twin = Seq.__new__(Seq)
+        twin = Seq(self.id, self.prompt, self.visible_at)
         twin.arrival, twin.base, twin.blocks = self.arrival, self.base, self.blocks
         twin.cached, twin.computed, twin.due = self.cached, self.computed, self.due
-        twin.expected, twin.generated, twin.id = self.expected, self.generated, self.id
-        twin.keys, twin.kin, twin.limit = self.keys, self.kin, self.limit
-        twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
-        twin.reads_cache, twin.uncached = self.reads_cache, self.uncached
-        twin.shared, twin.visible_at = self.shared, self.visible_at
-        twin.last_tick = self.last_tick
+        twin.expected, twin.generated, twin.limit = self.expected, self.generated, self.limit
+        twin.keys, twin.kin, twin.order = self.keys, self.kin, self.order
+        twin.priority, twin.reads_cache = self.priority, self.reads_cache
+        twin.uncached, twin.shared, twin.last_tick = self.uncached, self.shared, self.last_tick
         twin.rows, twin.stops, twin.vain = self.rows, self.stops, self.vain
         twin.flying, twin.rejected = self.flying, self.rejected
         return twin

@@ -43,8 +43,7 @@ class SglangReplay(SglangDecoding):
     def fork(self) -> Self:
         """Copy the state so that it can be run into the future; expected ends count there."""
         twin = super().fork()
-        twin.rules, twin.ratio, twin._fresh = self.rules, self.ratio, self._fresh
-        twin._tried = self._tried
+        twin.ratio, twin._fresh, twin._tried = self.ratio, self._fresh, self._tried
         twin._is_shut, twin._reopens, twin._all_lag = self._is_shut, self._reopens, self._all_lag
         return twin
 

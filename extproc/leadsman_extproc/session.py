@@ -30,7 +30,7 @@ the driver gives it; the table only says that nothing which Envoy sends meanwhil
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from leadsman.units import Seconds
 
@@ -108,7 +108,7 @@ class Session:
 
     def receive(self, event: Event, now: Seconds) -> Answers:
         """Take one event of the stream; return what to answer, which may be nothing."""
-        handler = self.TRANSITIONS.get((self.state, type(event)))
+        handler = TRANSITIONS.get((self.state, type(event)))
         return handler(self, event, now) if handler else NOTHING
 
     def asked(self) -> Asked:
@@ -212,17 +212,18 @@ class Session:
         if self._ends_early and self._profile.request is BodyMode.BUFFERED:
             self.state = State.OVER
 
-    TRANSITIONS: ClassVar[Mapping[tuple[State, type], Callable[[Any, Any, Seconds], Answers]]] = {
-        (State.OPEN, RequestHeaders): _open,
-        (State.BODY, RequestBody): _gather,
-        (State.BODY, RequestTrailers): _end_by_trailers,
-        (State.BODY, ResponseHeaders): _respond,
-        (State.SENT, RequestBody): _late_body,
-        (State.SENT, RequestTrailers): _late_trailers,
-        (State.SENT, ResponseHeaders): _respond,
-        (State.RESPONSE, RequestBody): _late_body,
-        (State.RESPONSE, RequestTrailers): _late_trailers,
-        (State.RESPONSE, ResponseBody): _watch_body,
-        (State.RESPONSE, ResponseTrailers): _end_response,
-    }
-    """What each event does in each state. A pair that is absent is ignored."""
+
+TRANSITIONS: Final[Mapping[tuple[State, type], Callable[[Session, Any, Seconds], Answers]]] = {
+    (State.OPEN, RequestHeaders): Session._open,
+    (State.BODY, RequestBody): Session._gather,
+    (State.BODY, RequestTrailers): Session._end_by_trailers,
+    (State.BODY, ResponseHeaders): Session._respond,
+    (State.SENT, RequestBody): Session._late_body,
+    (State.SENT, RequestTrailers): Session._late_trailers,
+    (State.SENT, ResponseHeaders): Session._respond,
+    (State.RESPONSE, RequestBody): Session._late_body,
+    (State.RESPONSE, RequestTrailers): Session._late_trailers,
+    (State.RESPONSE, ResponseBody): Session._watch_body,
+    (State.RESPONSE, ResponseTrailers): Session._end_response,
+}
+"""What each event does in each state. A pair that is absent is ignored."""

@@ -1,5 +1,3 @@
-from unittest.mock import patch
-
 import numpy as np
 import pytest
 from hypothesis import event, given
@@ -10,7 +8,6 @@ from leadsman.firstcome import FirstCome, is_first_come
 from leadsman.mirror import Mirror
 from leadsman.pricing import forecast, stepwise
 from leadsman.records import Granted
-from leadsman.replay import Replay
 from leadsman.sequence import Seq
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import RequestId, WorkerId
@@ -96,8 +93,7 @@ class Asked:
             self.behind.arrival = self.target.arrival + 1
 
     def in_steps(self):
-        with patch.object(Replay, "skip", lambda *_: None):
-            return stepwise(self.mirror, self.target, self.weights, self.now, self.behind)
+        return stepwise(self.mirror, self.target, self.weights, self.now, self.behind, skips=False)
 
     def in_closed_form(self):
         return FirstCome(self.mirror, self.target, self.weights, self.now, self.behind).run()
@@ -163,15 +159,11 @@ def queued(prompts, output=20, **settings):
 
 def events(mirror, target):
     """Count the rounds that a price takes; none of them may be the replay's."""
-    rounds, advance = [], FirstCome._advance
-
-    def counted(self, steps):
-        rounds.append(steps)
-        return advance(self, steps)
-
-    with patch.object(FirstCome, "_advance", counted), patch.object(Replay, "step", None):
-        assert forecast(mirror, target, WEIGHTS, 0.0) is not None
-    return len(rounds)
+    run, rounds = FirstCome(mirror, target, WEIGHTS, 0.0), 0
+    while (mine := run.entered.get(target.id)) is None or mine.computed < mine.target:
+        assert run._advance(run._steps())
+        rounds += 1
+    return rounds
 
 
 def test_a_million_tokens_take_as_few_rounds_as_ten_thousand():

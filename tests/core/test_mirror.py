@@ -1,14 +1,15 @@
-from dataclasses import replace
 from random import Random
 from statistics import median
 
 import numpy as np
 import pytest
+from leadsman.holding import Flight
 from leadsman.mirror import Mirror
 from leadsman.records import Ended, KvEvents, Outcome, Stored
 from leadsman.steptime import StepFeatures, StepWeights
 from leadsman.units import RequestId
 
+from .plain import names_of, plain
 from .watched import TRUE, WORKER, Watched, conversations, settings_of
 
 BUSY_SECOND = StepFeatures(20, 4000, 8e6, 60, 9e4, 0)
@@ -485,5 +486,8 @@ def snapshot(mirror):
         ],
         dict(mirror.pool.pins),
         dict(mirror.pool.free),
-        [replace(flight, seq=None) for flight in mirror.flights.values()],
+        [
+            [plain(getattr(flight, name)) for name in names_of(Flight) if name != "seq"]
+            for flight in mirror.flights.values()
+        ],
     )

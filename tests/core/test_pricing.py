@@ -1,6 +1,5 @@
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ from leadsman.engine import EngineSettings
 from leadsman.mirror import Mirror
 from leadsman.pricing import forecast, stepwise
 from leadsman.records import Granted
-from leadsman.replay import Replay
 from leadsman.steptime import StepFeatures, StepLearner, StepWeights
 from leadsman.units import RequestId, WorkerId
 
 from .naive_scheduler import NaiveRequest, NaiveScheduler
+from .plain import plain
 
 SIZE = 4
 WEIGHTS = StepWeights(0.01, 1e-3, 1e-5, 1e-3, 1e-5, 0.002)
@@ -267,7 +266,7 @@ def whole(mirror):
     numbers = [getattr(replay, name) for name in ("clock", "tick", "context", "free", "lost")]
     return (
         numbers,
-        [[getattr(seq, name) for name in seq.__slots__] for seq in seqs],
+        plain(seqs),
         mirror.pool.pins,
         list(mirror.pool.free.items()),
         {name: flight.held for name, flight in mirror.flights.items()},
@@ -290,8 +289,7 @@ def test_skipping_changes_no_forecast():
 
     target = idle.mirror.sequence(granted("target", Work("a", 30, 5)), 5)
     skipped = stepwise(idle.mirror, target, WEIGHTS, 0.0)
-    with patch.object(Replay, "skip", lambda *_: None):
-        stepped = stepwise(idle.mirror, target, WEIGHTS, 0.0)
+    stepped = stepwise(idle.mirror, target, WEIGHTS, 0.0, skips=False)
 
     assert skipped == pytest.approx(stepped)
 

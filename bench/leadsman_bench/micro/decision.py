@@ -17,10 +17,8 @@ from functools import partial
 from random import Random
 from statistics import median, quantiles
 from typing import Final
-from unittest.mock import patch
 
 import numpy as np
-from leadsman import worker as worker_module
 from leadsman.budget import Budget
 from leadsman.curve import fingerprint
 from leadsman.engine import EngineSettings
@@ -37,8 +35,8 @@ from leadsman.records import (
     TokensSeen,
     WorkerSeen,
 )
-from leadsman.replay import Replay
 from leadsman.request import Request
+from leadsman.sequence import Seq
 from leadsman.units import Keys, RequestId, Seconds, Tokens, WorkerId
 
 MODEL: Final = "bench"
@@ -91,10 +89,9 @@ def _price(rng: np.random.Generator) -> tuple[Seconds, Seconds]:
     asked = [_request(f"asked-{i}", _keys(rng, PROMPT // BLOCK), PROMPT - i) for i in range(PRICES)]
     work = [partial(state.price, request, 1 + i * APART) for i, request in enumerate(asked)]
     closed = median(map(_seconds, work))
-    step_by_step = patch.multiple(worker_module, forecast=stepwise)
-    with step_by_step, patch.object(Replay, "skip", lambda *_: None):
-        stepped = median(map(_seconds, work[-STEPPED:]))
-    return closed, stepped
+    mirror, seq = state.mirror, Seq(RequestId("stepped"), PROMPT, visible_at=2.0)
+    in_steps = partial(stepwise, mirror, seq, state.weights, 2.0, skips=False)
+    return closed, median(_seconds(in_steps) for _ in range(STEPPED))
 
 
 def _decisions(rng: np.random.Generator) -> tuple[list[Seconds], list[Seconds]]:

@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         open_for = self._headers.open_for
         if open_for is not None and (kind, number) != (frames.CONTINUATION, open_for):
             raise ConnectionProblem(ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
-        take = self._TAKES.get(kind)
+        take = _TAKES.get(kind)
         if take is not None:  # frames of unknown kinds are ignored: RFC 9113, section 5.5
             take(self, flags, number, payload)
 
@@ -220,15 +220,6 @@ class Connection(asyncio.Protocol):
         elif stream is not None:
             self._outflow.grant_one(stream.outlet, more)
 
-    _TAKES: Final[Mapping[int, Callable[["Connection", int, int, bytes], None]]] = {
-        frames.HEADERS: _open,
-        frames.CONTINUATION: _continue,
-        frames.RST_STREAM: _reset,
-        frames.SETTINGS: _set,
-        frames.PING: _ping,
-        frames.WINDOW_UPDATE: _grant,
-    }
-
     # -- what we owe the peer -----------------------------------------------------------------
 
     def _let_send(self) -> None:
@@ -244,3 +235,13 @@ class Connection(asyncio.Protocol):
         self._outflow.put(frames.goaway(self._last, problem.code, str(problem).encode()))
         self._outflow.flush()
         self._transport.close()
+
+
+_TAKES: Final[Mapping[int, Callable[[Connection, int, int, bytes], None]]] = {
+    frames.HEADERS: Connection._open,
+    frames.CONTINUATION: Connection._continue,
+    frames.RST_STREAM: Connection._reset,
+    frames.SETTINGS: Connection._set,
+    frames.PING: Connection._ping,
+    frames.WINDOW_UPDATE: Connection._grant,
+}
