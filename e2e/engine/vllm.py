@@ -1,8 +1,8 @@
 """A real vLLM on the CPU, on random weights: started, killed, started again.
 
 Its model folder is a small configuration and DeepSeek's tokenizer; its weights are drawn at the
-start, and are such that a step takes 7 to some 400 ms. The kernel threads that compute have a core
-of their own where there are two; everything else, this process too, shares the other one.
+start, and are such that a step takes 7 to some 400 ms. The threads that compute have a core of
+their own where there are two; client, Envoy and Leadsman share the others.
 
 An answer ends by itself: the end token is forbidden for the tokens that it is to have, and forced
 after them, so that nobody but the engine knows its length. KV events go by a relay (`relay.py`).
@@ -27,6 +27,9 @@ BUDGET: Final[Tokens] = 512
 MAX_MODEL_LEN: Final[Tokens] = 32768
 BLOCKS: Final = 800
 BLOCK_SIZE: Final[Tokens] = 128
+CORES: Final = os.sched_getaffinity(0)
+"""The engine computes on the first of them; whatever else runs is kept to the others."""
+
 STARTS_WITHIN: Final[Seconds] = 900.0
 
 
@@ -55,8 +58,10 @@ class Engine:
         return f"http://127.0.0.1:{self.ports.http}"
 
     def start(self) -> None:
-        """Start it; `ready` says when it serves."""
+        """Start it, and leave its core to it; what is started later is kept off it too."""
+        os.sched_setaffinity(0, CORES)
         self.held.start("vllm", self._command(), self._environment())
+        os.sched_setaffinity(0, CORES - {min(CORES)} or CORES)
 
     def wait(self) -> None:
         """Wait until it serves. Raises ChildError."""
@@ -92,7 +97,7 @@ class Engine:
         return os.environ | {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": str(min(CORES)),
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": "",
         }
