@@ -30,7 +30,7 @@ def show(
     recovered: Mapping[str, Seconds | None],
 ) -> None:
     """Print the tables."""
-    console = Console(width=120)
+    console = Console(width=160)
     for slots, found in fits.items():
         console.print(
             f"{slots} slots: C(N) = {found.overhead:.4f} + {found.a:.3g} N + {found.b:.3g} N² s, "
