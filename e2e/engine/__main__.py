@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -108,6 +109,8 @@ class Run:
 def main(argv: Sequence[str]) -> int:
     """Run it; gives the exit status."""
     options = _parser().parse_args(argv)
+    # An engine's own children outlive it unless we stop them on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     run = Run(options, Plans(options.seed))
     run.everything()
     show(run.cells, run.curves, run.capacity, run.recovered)
