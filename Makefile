@@ -13,8 +13,11 @@ ORACLE_MODES ?=
 ORACLE_SEEDS ?= 0:50
 ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 
+# `make e2e-engine` with fewer requests, loads or slots: ENGINE_OPTIONS="--requests 60 --slots 4"
+ENGINE_OPTIONS ?=
+
 .PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate e2e bench lock clean
-.PHONY: oracle oracle-sglang
+.PHONY: oracle oracle-sglang e2e-engine
 
 help:  ## say what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -92,6 +95,10 @@ bench: install  ## predictions in virtual time and the parts' speed, into out/; 
 oracle: install $(ORACLE_VERSIONS:%=$(ORACLE_ENVS)/vllm-%/bin/python)  ## hold the replay against vLLM's scheduler
 	cd e2e && ../$(BIN)/python -m oracle.fuzz --json ../oracle.json --seeds $(ORACLE_SEEDS) \
 		$(ORACLE_MODES:%=--mode %) $(ORACLE_VERSIONS:%=--python $(abspath $(ORACLE_ENVS))/vllm-%/bin/python)
+
+e2e-engine: install $(ORACLE_BASE)/bin/python  ## a real vLLM behind Envoy, into engine.json; some 20 quiet minutes
+	cd e2e && ../$(BIN)/python -m engine --python $(abspath $(ORACLE_BASE))/bin/python \
+		--json ../engine.json --out ../out/engine $(ENGINE_OPTIONS)
 
 $(ORACLE_ENVS)/vllm-%/bin/python:
 	e2e/oracle/install.sh $(ORACLE_ENVS)/vllm-$* $(ORACLE_BASE)

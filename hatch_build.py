@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent
 GROUP = "leadsman"
 HOT = {
     "core/leadsman": (
-        "candidates crowd decide ends families fleet followers firstcome future holding lengths "
+        "candidates crowd decide ends families fleet followers firstcome future ghosts holding lengths "
         "line mirror pool pricing replay residuals route running schedulers sequence serving "
         "sglang sglang_budget sglang_decode sglang_queue skipping standing stepping steptime "
         "tables together worker"

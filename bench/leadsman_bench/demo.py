@@ -11,7 +11,6 @@ started.
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import signal
@@ -55,7 +54,7 @@ from leadsman_bench.envoy import EnvoyError, running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_bench.picture import Page, draw_all
 from leadsman_bench.player import Planned, Play, Played
-from leadsman_bench.processes import ChildError, Children, children
+from leadsman_bench.processes import ChildError, Children, children, leadsman
 from leadsman_bench.report import Line, lines, percent, table
 from leadsman_bench.simulate import Grades, mark
 
@@ -135,7 +134,7 @@ def _start_engines(held: Children) -> None:
             *("--chat-template", str(_template())),
             *("--seed", str(number)),
         ]
-        held.start(f"engine-{number}", _leadsman("simulate-engine", *options))
+        held.start(f"engine-{number}", leadsman("simulate-engine", *options))
 
 
 def _start_picker(held: Children, out: Path) -> Ports:
@@ -143,30 +142,13 @@ def _start_picker(held: Children, out: Path) -> Ports:
     found: list[int] = []
     for number in range(len(ENGINES)):
         name = f"engine-{number}"
-        held.until(name, lambda name=name: _said(held, name, "port") is not None)  # type: ignore[misc]  # the loop's own name
-        found.append(_said(held, name, "port") or 0)
+        held.until(name, lambda name=name: held.said(name, "port") is not None)  # type: ignore[misc]  # the loop's own name
+        found.append(held.said(name, "port") or 0)
     settings = out / "fleet.yaml"
     settings.write_text(fleet_file(found, _tokenizer(), _template(), out.absolute()))
-    held.start("leadsman", _leadsman("serve", "--config", str(settings)))
-    held.until("leadsman", lambda: _said(held, "leadsman", "port") is not None)
-    return Ports(tuple(found), _said(held, "leadsman", "port") or 0)
-
-
-def _leadsman(*arguments: str) -> list[str]:
-    code = "import sys; from leadsman_cli.main import main; sys.exit(main(sys.argv[1:]))"
-    return [sys.executable, "-c", code, *arguments]
-
-
-def _said(held: Children, name: str, key: str) -> int | None:
-    """Find a number that a child said in one of its JSON lines."""
-    for line in (held.folder / f"{name}.log").read_text().splitlines():
-        try:
-            said = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(said, dict) and isinstance(said.get(key), int):
-            return int(said[key])
-    return None
+    held.start("leadsman", leadsman("serve", "--config", str(settings)))
+    held.until("leadsman", lambda: held.said("leadsman", "port") is not None)
+    return Ports(tuple(found), held.said("leadsman", "port") or 0)
 
 
 def _tokenizer() -> Path:

@@ -46,6 +46,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Seconds | None
     predicted_cached: Tokens | None
     cached_tokens: Tokens | None
+    sent_at: Seconds | None = None
+    ttft_bound: Seconds | None = None
+    completion_tokens: Tokens | None = None
 
 
 class DemoSummary(Summary, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from leadsman_bench.traces import TraceRequest
 
 REASON_HEADER = "x-llm-d-request-dropped-reason"
 LINGER: Seconds = 20.0
-"""How long the last answers may take after the last request was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +51,16 @@ class Planned:
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """What the client saw of one request; `status` is None where no answer came."""
+    """What the client saw of one request; `status` is None where no answer came.
+
+    chunks_at: when each event with content came, from the first one that has any.
+    """
 
     planned: Planned
     sent_at: Seconds
     status: int | None = None
     first_at: Seconds | None = None
+    chunks_at: list[Seconds] = field(default_factory=list)
     ended_at: Seconds | None = None
     cached_tokens: Tokens | None = None
     reason: str | None = None
@@ -84,10 +87,14 @@ class Tally:
 
 @dataclass(slots=True)
 class Play:
-    """One play at a gateway; `tally` may be read while it runs."""
+    """One play at a gateway; `tally` may be read while it runs.
+
+    linger: how long the last answers may take after the last request was sent.
+    """
 
     url: str
     plan: Sequence[Planned]
+    linger: Seconds = LINGER
     played: list[Played] = field(default_factory=list)
     tally: Tally = field(init=False)
 
@@ -95,7 +102,7 @@ class Play:
         self.tally = Tally(planned=len(self.plan))
 
     async def run(self, began: Seconds | None = None) -> list[Played]:
-        """Send every request at its time and wait for the answers, at most LINGER.
+        """Send every request at its time and wait for the answers, at most `linger`.
 
         began: the clock's reading at time 0 of the plan; now where it is None.
         """
@@ -113,7 +120,7 @@ class Play:
                 task = asyncio.create_task(self._send(session, one, body, lambda: clock() - start))
                 sending.add(task)
                 task.add_done_callback(sending.discard)
-            await _finish(sending)
+            await _finish(sending, self.linger)
         return self.played
 
     async def _send(
@@ -148,11 +155,11 @@ class Play:
             self.tally.failed += 1
 
 
-async def _finish(sending: set[asyncio.Task[None]]) -> None:
-    """Wait for the answers; what takes longer than LINGER is cut."""
+async def _finish(sending: set[asyncio.Task[None]], linger: Seconds) -> None:
+    """Wait for the answers; what takes longer is cut."""
     if not sending:
         return
-    _, late = await asyncio.wait(sending, timeout=LINGER)
+    _, late = await asyncio.wait(sending, timeout=linger)
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
@@ -161,10 +168,13 @@ async def _finish(sending: set[asyncio.Task[None]]) -> None:
 async def _read(answer: aiohttp.ClientResponse, one: Played, now: Callable[[], Seconds]) -> None:
     """Read a stream to its end; only the first content and the usage are looked into."""
     async for line in _data_lines(answer):
-        if one.first_at is None and b'"content"' in line:
-            chunk = msgspec.json.decode(line)
-            if any(choice["delta"].get("content") for choice in chunk["choices"]):
+        if b'"content"' in line:
+            if one.first_at is None:
+                chunk = msgspec.json.decode(line)
+                if not any(choice["delta"].get("content") for choice in chunk["choices"]):
+                    continue
                 one.first_at = now()
+            one.chunks_at.append(now())
         elif b'"usage":{' in line or b'"usage": {' in line:
             usage = msgspec.json.decode(line)["usage"]
             details = usage.get("prompt_tokens_details") or {}

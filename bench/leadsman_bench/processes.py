@@ -6,14 +6,16 @@ child leads a process group of its own, so that Ctrl-C reaches this process alon
 stopping is ours.
 """
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -40,7 +42,9 @@ class Children:
     folder: Path
     _running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    def start(self, name: str, command: Sequence[str]) -> None:
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start a child that dies with this process."""
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(  # noqa: S603  commands of this package
@@ -48,6 +52,7 @@ class Children:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env=environment,
                 start_new_session=True,
             )
 
@@ -67,6 +72,17 @@ class Children:
         written = (self.folder / f"{name}.log").read_text(errors="replace")
         return "\n".join(written.splitlines()[-15:])
 
+    def said(self, name: str, key: str) -> int | None:
+        """Find a number that a child said in one of its JSON lines."""
+        for line in (self.folder / f"{name}.log").read_text(errors="replace").splitlines():
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict) and isinstance(said.get(key), int):
+                return int(said[key])
+        return None
+
     def pid(self, name: str) -> int:
         """Return a child's process id."""
         return self._running[name].pid
@@ -75,8 +91,17 @@ class Children:
         """List the children's process ids."""
         return [child.pid for child in self._running.values()]
 
+    def kill(self, name: str) -> None:
+        """Kill a child and all that it started, without warning."""
+        child = self._running.pop(name)
+        _kill_group(child.pid)
+        child.wait()
+
     def stop(self) -> None:
-        """Ask every child to end, the last started first; kill those that do not."""
+        """Ask every child to end, the last started first; kill those that do not.
+
+        What they started and left behind is killed too.
+        """
         children = list(reversed(self._running.values()))
         for child in children:
             child.terminate()
@@ -87,7 +112,14 @@ class Children:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+            _kill_group(child.pid)
         self._running.clear()
+
+
+def _kill_group(leader: int) -> None:
+    """Kill what is left of the group that a child leads: what it started, too."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 @contextmanager
@@ -115,6 +147,12 @@ def answers(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False
+
+
+def leadsman(*arguments: str) -> list[str]:
+    """Give the command that runs `leadsman` in this interpreter."""
+    code = "import sys; from leadsman_cli.main import main; sys.exit(main(sys.argv[1:]))"
+    return [sys.executable, "-c", code, *arguments]
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:

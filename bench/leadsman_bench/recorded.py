@@ -35,6 +35,7 @@ from leadsman.records import (
     KvEvent,
     KvEvents,
     Learned,
+    LoadSample,
     Outcome,
     Record,
     Removed,
@@ -49,6 +50,7 @@ from leadsman.steptime import StepWeights
 from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens, WorkerId
 
 WARM_UP = 20
+POLLED_EVERY: Seconds = 0.5
 WORKER = WorkerId("recorded:8000")
 MODEL = "recorded"
 GOLDEN = 0x9E3779B97F4A7C15
@@ -131,7 +133,12 @@ class Replayed:
     """One recording, played to a Fleet; `summary` grades what the Fleet said."""
 
     def __init__(
-        self, recording: dict[str, Any], calibration: dict[str, Any] | None, *, true_lengths: bool
+        self,
+        recording: dict[str, Any],
+        calibration: dict[str, Any] | None,
+        *,
+        true_lengths: bool,
+        around: float = 0.0,
     ) -> None:
         self.summary = Summary()
         self.worst: list[tuple[Seconds, str, Price, Seconds, int]] = []
@@ -142,6 +149,8 @@ class Replayed:
         self._budget, self._rng = Budget(), Random(1)
         self._blocks = _Blocks({r["id"]: r["prefix_blocks"] for r in recording["requests"]})
         self._prices: dict[str, Price] = {}
+        rng = Random(f"{around}")
+        self._around = {r["id"] for r in recording["requests"] if rng.random() < around}
         self._witnesses: set[str] = set()
         self._graded = 0
         seen = WorkerSeen(worker=WORKER, endpoint=WORKER, settings=self._settings)
@@ -157,7 +166,11 @@ class Replayed:
         return self.summary
 
     def _moments(self) -> Iterator[tuple[Seconds, int, str, Any]]:
+        if self._around:
+            yield from _loads(self._recording["requests"])
         for request in self._recording["requests"]:
+            if request["id"] in self._around:
+                continue
             yield request["sent_s"], 0, "_send", request
             for number, at in enumerate(request["chunk_s"], start=1):
                 yield at, 2, "_see_chunk", (request, number)
@@ -215,11 +228,14 @@ class Replayed:
         )
         self._tell(record, at)
 
+    def _see_load(self, at: Seconds, sample: LoadSample) -> None:
+        self._tell(sample, at)
+
     def _event(self, event: list[Any]) -> KvEvent:
         match event:
             case ["stored", hashes, parent, session]:
                 keys = self._blocks.stored(hashes, parent, session)
-                return Stored(keys=keys, session=session)
+                return Stored(keys=keys, session=None if session in self._around else session)
             case ["removed", hashes]:
                 return Removed(keys=self._blocks.of(hashes))
             case _:
@@ -246,6 +262,17 @@ class Replayed:
                 block_size=self._settings.block_size,
             )
         )
+
+
+def _loads(requests: list[dict[str, Any]]) -> Iterator[tuple[Seconds, int, str, Any]]:
+    """Say what the engine's metrics would have said, polled as a collector polls them."""
+    spans = [(r["chunk_s"][0] - r["engine_ttft_s"], r["sent_s"], r["end_s"]) for r in requests]
+    at, over = POLLED_EVERY, max(end for _, _, end in spans)
+    while at < over:
+        running = sum(scheduled <= at < end for scheduled, _, end in spans)
+        waiting = sum(sent <= at < scheduled for scheduled, sent, _ in spans)
+        yield at, 4, "_see_load", LoadSample(worker=WORKER, at=at, running=running, waiting=waiting)
+        at += POLLED_EVERY
 
 
 class RecordingError(ValueError):
@@ -278,6 +305,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--calibration", type=Path, help="default: calibration.json beside FILE")
     parser.add_argument("--true-lengths", action="store_true")
+    parser.add_argument("--around", type=float, default=0.0, help="share that nobody tells us of")
     parser.add_argument("--worst", type=int, default=0, help="list the so many worst predictions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
@@ -288,7 +316,9 @@ def main(argv: list[str]) -> int:
         except RecordingError as wrong:
             print(f"leadsman bench recorded: {wrong}", file=sys.stderr)
             return 2
-        played = Replayed(recording, calibration, true_lengths=options.true_lengths)
+        played = Replayed(
+            recording, calibration, true_lengths=options.true_lengths, around=options.around
+        )
         entry = {"file": str(file), **played.play().figures(), "workers": 1}
         figures.append(entry)
         _print(entry)

@@ -18,11 +18,11 @@ from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
 @dataclass(slots=True)
 class Flight:
-    """A granted request, until it ends.
+    """A granted request, or a ghost (see `ghosts`), until it ends.
 
     held: keys of the blocks that it is known to hold. depths: how deep each block of its prompt is
     that an event may name, and each with output tokens in it that one did: after a preemption they
-    are stored again.
+    are stored again. session: which a ghost's events name.
     """
 
     seq: Seq
@@ -31,6 +31,8 @@ class Flight:
     first_at: Seconds | None = None
     is_witness: bool = False
     is_alone: bool = False
+    is_ghost: bool = False
+    session: str | None = None
     first_key: BlockKey | None = None
     blocks_seen: Blocks = 0
     held: list[BlockKey] = field(default_factory=list)

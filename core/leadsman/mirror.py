@@ -22,11 +22,11 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from leadsman.engine import EngineSettings
+from leadsman.ghosts import Ghosts
 from leadsman.holding import Flight
 from leadsman.records import GPU, Ended, Granted, KvEvents, Stored
 from leadsman.schedulers import replay_for
 from leadsman.sequence import Seq
-from leadsman.stepping import Stepping
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 
@@ -45,7 +45,7 @@ Source: measured on vLLM 0.32 with prompts of token ids."""
 Told: TypeAlias = tuple[Flight, list[BlockKey]]
 
 
-class Mirror(Stepping):
+class Mirror(Ghosts):
     """The state of one engine, as far as it was seen; see the module for what it promises.
 
     beside: the mirrors of those that step together with it, and how long their steps last.
@@ -83,6 +83,7 @@ class Mirror(Stepping):
 
     def grant(self, granted: Granted, expected: Tokens) -> Flight:
         """Add a request at the moment of the pick. `expected`: its output tokens, as believed."""
+        self._own_up(granted.request)
         seq = self.sequence(granted, expected)
         self._arrivals += 1
         seq.arrival = self._arrivals
@@ -99,6 +100,7 @@ class Mirror(Stepping):
         for other in self.flights.values():
             other.is_alone = other.is_alone and other.first_at is not None
         self.flights[granted.request] = flight
+        self._note_prompt(seq.prompt)
         self.replay.add(seq)
         return flight
 
@@ -156,6 +158,7 @@ class Mirror(Stepping):
         seq = flight.seq
         if ended.completion_tokens is not None and flight.first_at is not None:
             self._saw_decoded(seq, ended.completion_tokens, ended.at)
+        self._forget(seq.id)
         self.replay.drop(seq)
         self.pool.unpin(flight.held)
         return flight
@@ -167,23 +170,31 @@ class Mirror(Stepping):
         self._offset = offset if self._offset is None else min(self._offset, offset)
         at = batch.engine_time + self._offset
         is_late = self._is_late(at)
+        haunted = self._strangers(batch)
         told = [
             (flight, event.keys.tolist())
             for event in batch.events
             if isinstance(event, Stored) and event.tier == GPU and len(event.keys)
-            if (flight := self.flights.get(RequestId(event.session or ""))) is not None
+            if (flight := haunted.get(id(event)) or self._whose(event)) is not None
         ]
+        if not is_late:
+            self._hear_silence([flight for flight, _ in told])
         for together in self._by_step(told):
             depths = [(flight.seq, self._note_stored(flight, keys)) for flight, keys in together]
             if not is_late:
                 self._saw_depths(depths, at)
         for event in batch.events:
-            self._move_blocks(event)
+            if isinstance(event, Stored) and id(event) in haunted:
+                self._hold(haunted[id(event)].seq, event.keys.tolist())
+            else:
+                self._move_blocks(event)
 
     def reset(self) -> None:
         """The engine restarted: nothing runs, nothing is cached. Flights stay until they end."""
         self.replay = replay_for(self.settings)
         self.pool.clear()
+        for flight in self.ghosts:
+            del self.flights[flight.seq.id]
         for flight in self.flights.values():
             flight.held.clear()
         self._unsettled, self._last_end, self._offset = [], None, None

@@ -183,7 +183,8 @@ class WorkerState:
         """Expect the ends of all that decode anew."""
         replay = self.mirror.replay
         seqs = list(replay.decoding.values())
-        below = np.array([self._below[seq.id] for seq in seqs])
+        anybody = self.lengths.below() if self.mirror.ghosts else None
+        below = np.array([self._below.get(seq.id, anybody) for seq in seqs])
         generated = [replay.generated(seq) for seq in seqs]
         room = [(seq.limit or UNCAPPED) - made for seq, made in zip(seqs, generated, strict=True)]
         ends = joint_ends(below, generated, room).tolist()
@@ -269,6 +270,7 @@ class WorkerState:
         """Keep what the engine said of its own load."""
         self.load = sample
         self.heard_at = sample.at
+        self.mirror.saw_load(sample)
 
     def restarted(self) -> None:
         """The engine began anew: nothing runs there; what was learned of its speed stays."""

@@ -72,6 +72,11 @@ METRICS: Final = "/metrics"
 LOADS: Final = "/v1/loads"
 _ONLY_TOLD: Final = ("sglang", "is_eagle")
 """Settings that an engine tells and a profile cannot state."""
+INFO_WITHIN: Final = aiohttp.ClientTimeout(total=120.0)
+"""For `/server_info`: when it is asked first, a vLLM runs a dozen programs to describe its machine,
+for seconds, or for a minute where that is busy; and runs them anew for who asks again meanwhile.
+Source: vLLM 0.32 entrypoints/serve/dev/server_info/api_router.py, _get_system_env_info_cached."""
+
 _NOT_THERE: Final = frozenset({401, 403, 404, 405, 501})
 _IN_DEV_MODE: Final = "/server_info, which it serves only with VLLM_SERVER_DEV_MODE=1"
 
@@ -167,7 +172,7 @@ async def discover(
         _get(http, f"{base}/metrics"),
         _get_json(http, f"{base}/version"),
         _get_json(http, f"{base}/v1/models"),
-        _get_json(http, f"{base}/server_info?config_format=json"),
+        _get_json(http, f"{base}/server_info?config_format=json", INFO_WITHIN),
         _get_json(http, f"{base}/kv_event_sources"),
     )
     try:
@@ -279,17 +284,21 @@ def _events(
     return found
 
 
-async def _get(http: aiohttp.ClientSession, url: str) -> bytes | None:
+async def _get(
+    http: aiohttp.ClientSession, url: str, within: aiohttp.ClientTimeout | None = None
+) -> bytes | None:
     """Fetch a page; None where the engine has no such page, or keeps it closed."""
-    async with http.get(url) as response:
+    async with http.get(url, timeout=within or http.timeout) as response:
         if response.status in _NOT_THERE:
             return None
         response.raise_for_status()
         return await response.read()
 
 
-async def _get_json(http: aiohttp.ClientSession, url: str) -> Any:
-    page = await _get(http, url)
+async def _get_json(
+    http: aiohttp.ClientSession, url: str, within: aiohttp.ClientTimeout | None = None
+) -> Any:
+    page = await _get(http, url, within)
     try:
         return None if page is None else msgspec.json.decode(page)
     except msgspec.DecodeError:

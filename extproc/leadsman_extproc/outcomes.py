@@ -34,7 +34,10 @@ Row: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One granted request: what was predicted, and what it really was; None is not known."""
+    """One granted request: what was predicted, and what it really was; None is not known.
+
+    ttft_bound: what the real time was not to exceed, at the budget's confidence.
+    """
 
     request: RequestId
     worker: WorkerId
@@ -47,6 +50,7 @@ class Served:
     curve: str | None
     max_queue_wait: Seconds | None
     predicted_ttft: Seconds | None
+    ttft_bound: Seconds | None
     predicted_queue_wait: Seconds | None
     ttft: Seconds | None
     predicted_cached: Tokens | None
@@ -74,6 +78,7 @@ def served(grant: Grant) -> Served:
         curve=prediction.curve if prediction is not None and stayed else None,
         max_queue_wait=request.max_queue_wait,
         predicted_ttft=price.ttft if price else None,
+        ttft_bound=prediction.ttft_bound if prediction is not None and stayed else None,
         predicted_queue_wait=price.queue_wait if price else None,
         ttft=grant.ttft,
         predicted_cached=price.cached_tokens if price else None,

@@ -209,7 +209,7 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
 
 
 def test_a_demo_that_cannot_start_says_why(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "_leadsman", lambda *_: [sys.executable, "-c", "exit('no luck')"])
+    monkeypatch.setattr(demo, "leadsman", lambda *_: [sys.executable, "-c", "exit('no luck')"])
 
     status = main(["demo", "--out", str(tmp_path)])
 

@@ -20,6 +20,7 @@ from leadsman.records import (
     Ended,
     Granted,
     KvEvents,
+    LoadSample,
     Outcome,
     Removed,
     Stored,
@@ -227,6 +228,18 @@ class Watched:
         late = late() if callable(late) else late
         heappush(self._on_its_way, (at + late, next(self._order), deliver))
 
+    def tell_load(self):
+        """Say what the engine's metrics say now."""
+        scheduler = self.engine.scheduler
+        self.mirror.saw_load(
+            LoadSample(
+                worker=WORKER,
+                at=self.now,
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+            )
+        )
+
     def ask(self, name, prompt, output, *, keys=()):
         """Predict a request that is sent now: (seconds to the first token, tokens cached)."""
         self.mirror.catch_up(self.now)
@@ -280,11 +293,14 @@ class Asked:
 def conversations(watched, *, requests=40, rate=1.5, seed=1, families=6, unseen=0.0):
     """Play turns of some conversations through an engine, each predicted first; returns them.
 
-    unseen: the share that the mirror is not told of; those are not returned.
+    unseen: the share that the mirror is not told of; those are not returned. Where there are any,
+    the engine's metrics are read at every arrival, and twice at the end.
     """
     rng, asked, prefixes = Random(seed), [], {}
     for number in range(requests):
         watched.run(watched.now + rng.expovariate(rate))
+        if unseen:
+            watched.tell_load()
         family = rng.randrange(families)
         known = prefixes.get(family, [])
         prompt = min(8000, len(known) * 64 + rng.randint(70, 900))
@@ -296,6 +312,8 @@ def conversations(watched, *, requests=40, rate=1.5, seed=1, families=6, unseen=
             asked.append(Asked(name, watched.now, predicted))
         watched.submit(name, prompt, output, keys=keys, seen=seen)
     watched.run_out()
+    for _ in range(2 if unseen else 0):
+        watched.tell_load()
     for one in asked:
         one.ttft, one.cached = watched.first_at[one.name] - one.at, watched.cached[one.name]
     return asked

@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import aiohttp
@@ -50,9 +51,11 @@ PAGES = {
 }
 
 
-async def found(pages, profile=STATED):
+async def found(pages, profile=STATED, patience=None):
     def answer(page):
-        async def handle(_):
+        async def handle(request):
+            if callable(page):
+                return await page(request)
             if isinstance(page, int):
                 return web.Response(status=page)
             return web.Response(body=page if isinstance(page, str) else json.dumps(page))
@@ -61,7 +64,10 @@ async def found(pages, profile=STATED):
 
     app = web.Application()
     app.add_routes([web.get(path, answer(page)) for path, page in pages.items()])
-    async with TestServer(app) as server, aiohttp.ClientSession() as http:
+    async with (
+        TestServer(app) as server,
+        aiohttp.ClientSession(timeout=patience or aiohttp.ClientTimeout()) as http,
+    ):
         return await discover(http, str(server.make_url("/")), profile)
 
 
@@ -90,6 +96,18 @@ async def test_an_engine_newer_than_any_known_is_told_apart(version, known):
     engine = await found(PAGES | {"/version": {"version": version}})
 
     assert engine.is_known is known
+
+
+async def test_an_engine_that_first_describes_its_machine_is_waited_for():
+    async def describe(_):
+        await asyncio.sleep(1.2)
+        return web.json_response(PAGES["/server_info"])
+
+    hasty = aiohttp.ClientTimeout(total=1.0)
+
+    engine = await found(PAGES | {"/server_info": describe}, EngineProfile(), hasty)
+
+    assert engine.ranks[0].settings.max_num_batched_tokens == 4096
 
 
 async def test_the_null_block_is_not_a_usable_one():

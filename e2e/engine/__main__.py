@@ -1,0 +1,135 @@
+"""Run everything, print the tables, write engine.json: python -m engine --python VLLM_PYTHON.
+
+Some 20 minutes with the usual numbers, on a machine that does nothing else: an engine's steps are
+timed, and what shares its cores is in the timings. `--requests`, `--slots`, `--loads` and `--skip`
+make it shorter. The exit status is 1 where a goal was missed.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from leadsman.units import Seconds
+
+from engine.cells import Cell, cell, pooled
+from engine.curve import CurveFit, fit
+from engine.faults import faults
+from engine.plan import Plans, at_once, parted, wanted
+from engine.report import meets_goals, show
+from engine.stage import Stage, stage
+
+QUIET = 0.4
+"""The load of what goes on around a fault, in units of capacity."""
+
+AROUND = 0.05
+"""The share of requests that does not come through Leadsman, where that is tried."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One run: what was asked for, and what was found so far."""
+
+    options: argparse.Namespace
+    plans: Plans
+    began: Seconds = field(default_factory=time.monotonic)
+    cells: list[Cell] = field(default_factory=list)
+    curves: dict[int, CurveFit] = field(default_factory=dict)
+    capacity: dict[int, float] = field(default_factory=dict)
+    recovered: dict[str, Seconds | None] = field(default_factory=dict)
+
+    def everything(self) -> None:
+        """Measure with each number of slots; the faults happen to the first engine alone."""
+        options = self.options
+        for slots in options.slots:
+            with stage(options.python, slots, options.out) as up:
+                self.isolated(up)
+                self.backlog(up)
+                for load in options.loads:
+                    self.slice(up, load)
+                if "around" not in options.skip:
+                    self.slice(up, 1.0, around=AROUND)
+                if "faults" not in options.skip and slots == options.slots[0]:
+                    rows, rate = options.requests // 2, QUIET * self.capacity[slots]
+                    self.recovered = faults(up, self.plans, rows, rate)
+                    self.write()
+
+    def isolated(self, up: Stage) -> None:
+        """Send isolated prompts, one at a time; the picker learns its curve of them."""
+        for number, row in enumerate(self.plans.isolated(self.options.rounds)):
+            up.play(at_once(f"isolated-{number}", [row]), settle=0.3)
+        found = [one for one in up.outcomes() if one.request.startswith("isolated-")]
+        curve = fit([(one.prompt_tokens, one.ttft) for one in found if one.ttft is not None])
+        if curve is not None:
+            self.curves[up.engine.slots] = curve
+
+    def backlog(self, up: Stage) -> None:
+        """Measure capacity: requests a second while there is always work."""
+        rows = self.plans.slice(self.options.requests // 2)
+        played = up.play(at_once("backlog", rows))
+        last = max(one.ended_at for one in played if one.ended_at is not None)
+        self.capacity[up.engine.slots] = len(rows) / last
+
+    def slice(self, up: Stage, load: float, around: float = 0.0) -> None:
+        """Play a slice of the trace at a load; a share of it goes around Leadsman."""
+        slots, count = up.engine.slots, self.options.requests
+        name = f"{slots} slots, {load:g} ×" + (f", {100 * around:g} % around" if around else "")
+        seconds = count / (load * self.capacity[slots])
+        planned = wanted(f"{slots}-{load:g}-{around:g}", self.plans.slice(count), seconds)
+        through, beside = parted(planned, around, self.options.seed)
+        played = up.play(through, beside)
+        figures = cell(played, up.outcomes(), name=name, slots=slots, load=load, around=around)
+        self.cells.append(figures)
+        self.write()
+
+    def write(self) -> None:
+        """Write what was found so far."""
+        plain = [one for one in self.cells if not one.around]
+        figures = {
+            "within_relative": pooled(plain, "within_relative"),
+            "cache_mismatch": pooled(plain, "cache_mismatch"),
+            "recovered_s": self.recovered,
+            "cells": [asdict(one) for one in self.cells],
+            "curves": {slots: asdict(curve) for slots, curve in self.curves.items()},
+            "capacity_per_s": self.capacity,
+            "run_s": time.monotonic() - self.began,
+            "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        }
+        self.options.json.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+        at = time.monotonic() - self.began
+        print(f"{at:5.0f} s: {self.cells[-1].name}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it; gives the exit status."""
+    options = _parser().parse_args(argv)
+    # An engine's own children outlive it unless we stop them on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    run = Run(options, Plans(options.seed))
+    run.everything()
+    show(run.cells, run.curves, run.capacity, run.recovered)
+    return 0 if meets_goals(run.cells, run.recovered) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
+    parser.add_argument("--python", type=Path, required=True, help="of the environment with vLLM")
+    parser.add_argument("--json", type=Path, default=Path("engine.json"))
+    parser.add_argument("--out", type=Path, default=Path("out/engine"), help="logs and journals")
+    parser.add_argument("--requests", type=int, default=200, help="in each cell")
+    parser.add_argument("--rounds", type=int, default=2, help="of isolated prompts")
+    parser.add_argument("--slots", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--loads", type=float, nargs="*", default=[0.5, 1.0, 1.5])
+    parser.add_argument("--skip", nargs="+", default=[], choices=["around", "faults"])
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

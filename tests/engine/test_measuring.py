@@ -1,0 +1,152 @@
+import json
+import socket
+import threading
+
+import pytest
+from engine.cells import cell, graded, recovered
+from engine.curve import fit
+from engine.plan import Plans, at_once, parted, wanted
+from engine.relay import Relay, free_port
+from leadsman_bench.demo_results import Outcome
+from leadsman_bench.player import Played
+
+
+def outcome(name, *, sent=0.0, predicted=1.0, ttft=1.0, cached=(128, 128), bound=2.0):
+    return Outcome(
+        request=name,
+        worker="w",
+        prompt_tokens=1000,
+        outcome="finished",
+        curve="own",
+        max_queue_wait=None,
+        predicted_ttft=predicted,
+        predicted_queue_wait=0.0,
+        ttft=ttft,
+        predicted_cached=cached[0],
+        cached_tokens=cached[1],
+        sent_at=sent,
+        ttft_bound=bound,
+    )
+
+
+def played(row, *, status=200, reason=None):
+    (planned,) = at_once("x", [row])
+    return Played(planned=planned, sent_at=0.0, status=status, reason=reason, first_at=1.25)
+
+
+def rows():
+    return Plans(seed=1).slice(40)
+
+
+def test_all_was_right_again_when_the_last_wrong_one_had_been_sent():
+    told = [outcome(f"r{n}", sent=100.0 + n, ttft=5.0 if n == 7 else 1.0) for n in range(12)]
+
+    after = recovered(graded(told), {one.request for one in told}, since=102.0)
+
+    assert after == 5.0
+
+
+def test_one_wrong_cache_estimate_is_not_right():
+    told = [outcome(f"r{n}", sent=float(n)) for n in range(1, 99)]
+    told.append(outcome("last", sent=99.0, cached=(256, 0)))
+
+    assert recovered(graded(told), {one.request for one in told}, since=0.0) is None
+
+
+def test_where_nothing_goes_wrong_all_was_right_at_once():
+    told = [outcome(f"r{n}", sent=10.0 + n) for n in range(9)]
+
+    assert recovered(graded(told), {one.request for one in told}, since=10.0) == 0.0
+
+
+def test_nothing_played_after_a_fault_shows_nothing():
+    assert recovered(graded([outcome("before", sent=1.0)]), {"before"}, since=2.0) is None
+
+
+def test_a_play_is_summed_up_from_the_pickers_lines_and_the_clients():
+    row = rows()[0]
+    refused = played(row, status=429, reason="would_wait_too_long")
+    told = [outcome("x-0000", predicted=1.2, ttft=1.0, cached=(0, 128), bound=0.9)]
+
+    found = cell([played(row), refused], told, name="c", slots=4, load=1.0, around=0.0)
+
+    assert (found.requests, found.graded, found.broken) == (2, 1, 0)
+    assert (found.within_relative, found.cache_mismatch, found.covered) == (0.0, 1.0, 0.0)
+    assert found.refused == {"would_wait_too_long": 1}
+    assert found.apart == pytest.approx(0.25)
+
+
+def test_the_engine_alone_knows_how_long_an_answer_will_be():
+    for one in wanted("name", rows(), seconds=10.0):
+        body = json.loads(one.body())
+
+        assert body["min_tokens"] == one.row.output_tokens - 1
+        assert body.get("max_tokens", 1 << 30) > one.row.output_tokens
+
+
+def test_slices_share_no_text_with_each_other():
+    plans = Plans(seed=1)
+
+    first, second = ({p for row in plans.slice(40) for p in row.pieces} for _ in range(2))
+
+    assert not first & second
+
+
+def test_every_request_goes_one_way():
+    planned = wanted("name", rows(), seconds=10.0)
+
+    through, around = parted(planned, 0.3, seed=1)
+
+    assert sorted(one.id for one in (*through, *around)) == [one.id for one in planned]
+    assert 0 < len(around) < len(through)
+
+
+def test_a_curve_is_found_from_its_own_samples():
+    lengths = (64, 100, 300, 700, 1500, 3000, 6000, 8000)
+    samples = [(n, 0.01 + 5e-5 * n + 2e-8 * n * n) for n in (64, *lengths)]
+
+    found = fit(samples)
+
+    assert found.b == pytest.approx(2e-8, rel=0.01)
+    assert found.largest_residual < 0.01
+
+
+def test_a_relay_that_is_cut_drops_who_is_connected_and_mended_takes_them_again():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=echo, args=(server, 2), daemon=True).start()
+        relay = Relay(server.getsockname()[1])
+        relay.start()
+        with socket.create_connection(("127.0.0.1", relay.port)) as client:
+            client.sendall(b"a")
+            assert client.recv(1) == b"a"
+            relay.cut()
+            assert gone(client)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", relay.port))
+
+        relay.mend()
+
+        with socket.create_connection(("127.0.0.1", relay.port)) as client:
+            client.sendall(b"b")
+            assert client.recv(1) == b"b"
+        relay.stop()
+
+
+def test_a_free_port_is_free():
+    with socket.create_server(("127.0.0.1", free_port())):
+        pass
+
+
+def echo(server, times):
+    for _ in range(times):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(connection.recv(1))
+            connection.recv(1)
+
+
+def gone(client):
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
