@@ -19,6 +19,7 @@ from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 class Flight:
     """A granted request, until it ends.
 
+    believed: tokens that it was believed to find cached when it was admitted.
     held: keys of the blocks that it is known to hold. depths: how deep each block of its prompt is
     that an event may name, and each with output tokens in it that one did: after a preemption they
     are stored again.
@@ -28,6 +29,7 @@ class Flight:
     granted_at: Seconds
     max_tokens: Tokens | None = None
     first_at: Seconds | None = None
+    believed: Tokens | None = None
     is_witness: bool = False
     is_alone: bool = False
     first_key: BlockKey | None = None
@@ -114,7 +116,9 @@ class Holding:
             keys = event.keys.tolist()
             if isinstance(event, Removed):
                 self.pool.remove(keys)
-            elif event.session is not None and RequestId(event.session) in self.flights:
+                return
+            self.pool.note_stored(keys)
+            if event.session is not None and RequestId(event.session) in self.flights:
                 self._hold(self.flights[RequestId(event.session)].seq, keys)
             else:
                 self.pool.keep(keys)

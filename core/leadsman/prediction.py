@@ -48,6 +48,7 @@ class Prediction:
     ttft_bound: Seconds
     curve: Provenance
     trust: Trust
+    trust_reason: str
     state_age: Seconds | None
 
     @property

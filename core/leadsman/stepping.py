@@ -111,6 +111,9 @@ class Stepping(Holding):
         if not step.features.steps:
             return None if is_idle else self._commit()
         for seq in step.admitted:
+            flight = self.flights.get(seq.id)
+            if flight is not None and flight.believed is None:
+                flight.believed = seq.cached
             self._hold(seq, seq.keys[: (seq.cached or 0) // self.settings.block_size])
         self._last_seconds = max(self.learner.weights.seconds(step.features), SHORTEST)
         replay.ran(step, replay.clock + self._last_seconds)

@@ -5,6 +5,7 @@ the prior from the isolated curve, and the learned ones; both are asked for each
 graded when its first token comes, and the one that has lately been right prices the next.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from leadsman.records import (
 from leadsman.request import Request
 from leadsman.residuals import BetterOf, Residuals
 from leadsman.steptime import StepLearner, StepWeights
+from leadsman.trust import CacheTrust, Finding, Lookup
 from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens, WorkerId
 
 if TYPE_CHECKING:
@@ -52,6 +54,17 @@ UNCAPPED: Tokens = 1 << 40
 
 NEVER: Seconds = 1e6
 """Seconds of wait for a request that the engine can never admit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What an outcome shows of a worker's cache. certain: leading keys that are on its GPU."""
+
+    finding: Finding | None = None
+    certain: Sequence[BlockKey] = ()
+
+
+NOTHING_SEEN = Seen()
 
 
 @dataclass(slots=True)
@@ -75,7 +88,7 @@ class WorkerState:
         self.endpoint = seen.endpoint
         self.settings: EngineSettings = seen.settings
         self.ready = seen.ready
-        self.trust = Trust.BLIND
+        self.belief = CacheTrust()
         self.curves = CurveLearner(fingerprint(seen.settings))
         self.lengths = lengths
         self.known = known
@@ -121,7 +134,8 @@ class WorkerState:
             queue_wait_bound=self.waits.bound(price.queue_wait, confidence),
             ttft_bound=self.ttfts.bound(price.ttft, confidence),
             curve=self.provenance,
-            trust=self.trust,
+            trust=self.belief.trust,
+            trust_reason=self.belief.reason,
             state_age=None if self.heard_at is None else max(0.0, now - self.heard_at),
         )
 
@@ -232,11 +246,17 @@ class WorkerState:
         self.changed.add(self)
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
         if is_first:
+            self._note_lookup(flight, seen.at)
             self.followers.prefilled(flight.seq.prompt - (flight.seq.cached or 0))
         return is_first and self._grade(flight, seen)
 
-    def saw_end(self, ended: Ended) -> None:
-        """A granted request is over."""
+    def _note_lookup(self, flight: Flight, first_at: Seconds) -> None:
+        believed = flight.believed or 0
+        lookup = Lookup(granted_at=flight.granted_at, first_at=first_at, believed=believed)
+        self.belief.admitted(lookup)
+
+    def saw_end(self, ended: Ended) -> Seen:
+        """A granted request is over; returns what it showed of the cache."""
         self.changed.add(self)
         flight = self.mirror.saw_end(ended)
         expectation = self._expectations.pop(ended.request, None)
@@ -244,6 +264,29 @@ class WorkerState:
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
             family = None if expectation is None else expectation.family
             self.lengths.add(ended.completion_tokens, family, flight.max_tokens)
+        return NOTHING_SEEN if flight is None else self._reconcile(flight, ended)
+
+    def _reconcile(self, flight: Flight, ended: Ended) -> Seen:
+        """Hold what a request found cached against what it was believed to find.
+
+        Where the stream does not vouch for what is held, what it found is certain. An engine that
+        sends no events at all keeps what it computes, if it is seen to find anything again.
+        """
+        found, believed = ended.cached_tokens, flight.believed
+        if found is None or not flight.seq.reads_cache:
+            return NOTHING_SEEN
+        finding = None
+        if believed is not None:
+            finding = self.belief.found(
+                believed=believed, found=found, granted_at=flight.granted_at, now=ended.at
+            )
+        is_blind = self.belief.trust is Trust.BLIND
+        if self.belief.trust not in {Trust.SUSPECT, Trust.BLIND}:
+            return Seen(finding=finding)
+        depth = found // self.settings.block_size
+        keeps_all = is_blind and depth and found >= (believed or 0)
+        certain = flight.seq.keys if keeps_all else flight.seq.keys[:depth]
+        return Seen(finding=finding, certain=certain)
 
     def saw_events(self, batch: KvEvents) -> None:
         """Take a batch of KV events; a sequence that falls back is a restarted engine."""
@@ -254,10 +297,11 @@ class WorkerState:
         self.changed.add(self)
         self.mirror.saw_events(batch)
 
-    def saw_load(self, sample: LoadSample) -> None:
-        """Keep what the engine said of its own load."""
+    def saw_load(self, sample: LoadSample) -> Seen:
+        """Keep what the engine said of its own load; returns what it shows of the cache."""
         self.load = sample
         self.heard_at = sample.at
+        return Seen(finding=self.belief.counted(sample))
 
     def restarted(self) -> None:
         """The engine began anew: nothing runs there; what was learned of its speed stays."""

@@ -1,0 +1,315 @@
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from leadsman.budget import Budget
+from leadsman.engine import EngineSettings
+from leadsman.fleet import Fleet
+from leadsman.records import (
+    Cleared,
+    Ended,
+    KvEvents,
+    LoadSample,
+    Outcome,
+    Removed,
+    Stored,
+    TokensSeen,
+    Trust,
+    TrustChanged,
+    WorkerSeen,
+)
+from leadsman.request import Request
+from leadsman.trust import HITS, LONGEST, MISSES, CacheTrust, Finding, Lookup
+from leadsman.units import RequestId, WorkerId
+
+W = WorkerId("w:8000")
+SIZE, BLOCKS = 16, 64
+PROMPT = SIZE * BLOCKS + 5
+SETTINGS = EngineSettings(
+    model="m",
+    version="0.33.0",
+    max_num_batched_tokens=4096,
+    max_num_seqs=8,
+    max_model_len=100_000,
+    block_size=SIZE,
+    num_blocks=10_000,
+    async_scheduling=False,
+)
+
+
+def keys(seed, blocks=BLOCKS):
+    return np.random.default_rng(seed).integers(1, 2**64, blocks, dtype=np.uint64)
+
+
+class Engine:
+    """An engine that keeps every prompt, and says of it what a test lets it say."""
+
+    def __init__(self, *, trust=Trust.LIVE, reports_usage=True, counts_hits=False, num_blocks=None):
+        self.fleet = Fleet()
+        settings = SETTINGS
+        if num_blocks is not None:
+            settings = EngineSettings(
+                **{f: getattr(SETTINGS, f) for f in SETTINGS.__slots__} | {"num_blocks": num_blocks}
+            )
+        self.fleet.apply(WorkerSeen(worker=W, endpoint=W, settings=settings), 0.0)
+        self.reports_usage, self.counts_hits = reports_usage, counts_hits
+        self.cached, self.hits, self.now, self.batch, self.sent = {}, 0, 1.0, 0, 0
+        self.tell_trust(trust)
+        self.sample()
+
+    @property
+    def state(self):
+        return self.fleet.workers[W]
+
+    def tell(self, record):
+        self.fleet.apply(record, self.now)
+
+    def tell_trust(self, trust):
+        self.tell(TrustChanged(worker=W, trust=trust, reason="told"))
+
+    def events(self, *events):
+        self.batch += 1
+        self.tell(
+            KvEvents(
+                worker=W,
+                sequence=self.batch,
+                engine_time=self.now,
+                received_at=self.now,
+                events=events,
+            )
+        )
+
+    def sample(self):
+        hits = self.hits if self.counts_hits else None
+        self.tell(LoadSample(worker=W, at=self.now, running=0, waiting=0, prefix_hits=hits))
+
+    def lose_its_cache(self):
+        """What a reset of an idle engine does: it says nothing."""
+        self.cached.clear()
+
+    def serve(self, seed, *, says=True, keeps=True):
+        """Serve one prompt alone; returns (tokens credited, tokens found)."""
+        named, self.sent = keys(seed), self.sent + 1
+        self.now += 1.0
+        request = Request(
+            id=RequestId(f"r{self.sent}"),
+            model="m",
+            prompt_tokens=PROMPT,
+            arrived_at=self.now,
+            keys={SIZE: named},
+        )
+        admitted = self.fleet.decide(request, Budget(), self.now, Random(1))
+        found = SIZE * BLOCKS if seed in self.cached else 0
+        self.hits += found
+        self.now += 1.0
+        if not found and keeps:
+            self.cached[seed] = True
+            if says:
+                self.events(Stored(keys=named, session=request.id))
+        self.tell(TokensSeen(worker=W, request=request.id, at=self.now, tokens=1))
+        self.now += 0.5
+        self.tell(
+            Ended(
+                worker=W,
+                request=request.id,
+                at=self.now,
+                outcome=Outcome.FINISHED,
+                completion_tokens=8,
+                cached_tokens=found if self.reports_usage else None,
+            )
+        )
+        self.now += 1.0
+        self.sample()
+        return admitted.prediction.price.cached_tokens, found
+
+    def credit(self, seed):
+        """What the index and the replay credit a prompt, which agree."""
+        named = keys(seed)
+        depth = int(self.fleet.index.match(named, [W]).gpu[0])
+        assert self.state.mirror.pool.depth(named.tolist(), BLOCKS) == depth
+        self.fleet.index.check()
+        self.state.mirror.pool.check()
+        return SIZE * depth
+
+
+WHOLE = SIZE * BLOCKS
+
+
+@pytest.fixture(params=["usage", "counters"])
+def engine(request):
+    return Engine(reports_usage=request.param == "usage", counts_hits=request.param == "counters")
+
+
+def test_a_cache_that_was_lost_without_a_word_is_given_up_after_two_misses(engine):
+    for seed in range(20):
+        engine.serve(seed)
+    assert engine.credit(15) == WHOLE
+
+    engine.lose_its_cache()
+    lost_at = engine.now
+    misses = [engine.serve(seed, says=False) for seed in range(MISSES)]
+
+    assert misses == [(WHOLE, 0)] * MISSES
+    assert engine.now - lost_at <= 10.0
+    assert engine.state.belief.trust is Trust.SUSPECT
+    assert "less was found cached" in engine.state.belief.reason
+    assert [engine.credit(seed) for seed in range(20)] == [0] * 20
+
+
+def test_what_is_stored_and_found_after_a_loss_is_credited_and_settles_it(engine):
+    for seed in range(10):
+        engine.serve(seed)
+    engine.lose_its_cache()
+    for seed in range(MISSES):
+        engine.serve(seed)
+
+    again = [engine.serve(seed) for seed in (5, 6)]
+    hits = [engine.serve(seed) for seed in (5, 6, 5, 6)[: HITS + 1]]
+
+    assert again == [(0, 0)] * 2
+    assert hits == [(WHOLE, WHOLE)] * (HITS + 1)
+    assert engine.state.belief.trust is Trust.LIVE
+    assert engine.credit(9) == 0
+
+
+def test_one_miss_is_no_loss(engine):
+    for seed in range(4):
+        engine.serve(seed)
+    del engine.cached[0]
+    engine.serve(0)
+    engine.serve(1)
+    del engine.cached[2]
+    engine.serve(2)
+
+    assert engine.state.belief.trust is Trust.LIVE
+    assert engine.credit(1) == WHOLE
+
+
+def test_an_engine_that_says_it_is_empty_is_believed_at_once():
+    engine = Engine()
+    for seed in range(4):
+        engine.serve(seed)
+    engine.lose_its_cache()
+    for seed in range(MISSES):
+        engine.serve(seed, says=False)
+
+    engine.events(Cleared())
+    engine.serve(7)
+
+    assert engine.state.belief.trust is Trust.LIVE
+    assert engine.credit(0) == 0
+    assert engine.credit(7) == WHOLE
+
+
+def test_a_suspect_view_credits_what_requests_found_in_it():
+    engine = Engine()
+    for seed in range(3):
+        engine.serve(seed)
+
+    engine.tell_trust(Trust.SUSPECT)
+    before = [engine.credit(seed) for seed in range(3)]
+    found = engine.serve(1)
+
+    assert before == [0, 0, 0]
+    assert found == (0, WHOLE)
+    assert [engine.credit(seed) for seed in range(3)] == [0, WHOLE, 0]
+
+
+def test_a_block_that_was_confirmed_goes_when_the_engine_removes_it():
+    engine = Engine(trust=Trust.SUSPECT)
+    engine.cached[1] = True
+    engine.serve(1)
+    assert engine.credit(1) == WHOLE
+
+    engine.events(Removed(keys=keys(1)[BLOCKS // 2 :]))
+
+    assert engine.credit(1) == WHOLE // 2
+
+
+def test_an_engine_without_events_is_credited_what_it_showed_to_keep():
+    engine = Engine(trust=Trust.BLIND)
+
+    first = engine.serve(1, says=False)
+    second = engine.serve(1, says=False)
+    third = engine.serve(1, says=False)
+
+    assert (first, second, third) == ((0, 0), (0, WHOLE), (WHOLE, WHOLE))
+
+
+def test_an_engine_without_events_holds_no_more_than_its_blocks():
+    engine = Engine(trust=Trust.BLIND, num_blocks=3 * BLOCKS)
+
+    for seed in range(5):
+        engine.serve(seed, says=False)
+        engine.serve(seed, says=False)
+
+    assert [engine.credit(seed) > 0 for seed in range(5)] == [False, False, True, True, True]
+    assert engine.fleet.index.blocks(W) <= 3 * BLOCKS
+
+
+def test_what_a_blind_stream_says_is_not_credited():
+    engine = Engine(trust=Trust.BLIND)
+
+    engine.events(Stored(keys=keys(1)))
+    blind = engine.credit(1)
+    engine.tell_trust(Trust.LIVE)
+
+    assert blind == 0
+    assert engine.credit(1) == WHOLE
+
+
+def test_misses_of_requests_sent_before_the_doubt_say_nothing_new():
+    trust = CacheTrust()
+    trust.told(Trust.LIVE, "told")
+    say = [trust.found(believed=64, found=0, granted_at=1.0, now=2.0 + n) for n in range(6)]
+
+    assert say == [None, Finding.DOUBTED, None, None, None, None]
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_doubt_is_two_misses_in_a_row_and_trust_three_hits(hits):
+    trust, naive, run = CacheTrust(), Trust.LIVE, []
+    trust.told(Trust.LIVE, "told")
+
+    for number, is_hit in enumerate(hits):
+        at = float(number)
+        trust.found(believed=64, found=64 * is_hit, granted_at=at, now=at)
+        run = [*run, is_hit]
+        if run[-MISSES:] == [False] * MISSES:
+            naive, run = Trust.SUSPECT, []
+        elif naive is Trust.SUSPECT and run[-HITS:] == [True] * HITS:
+            naive = Trust.LIVE
+
+        assert trust.trust is naive
+
+
+def sample(at, hits):
+    return LoadSample(worker=W, at=at, running=0, waiting=0, prefix_hits=hits)
+
+
+def test_counters_judge_only_what_surely_fell_between_two_pages():
+    trust = CacheTrust()
+    trust.told(Trust.LIVE, "told")
+    trust.counted(sample(10.0, 0))
+
+    trust.admitted(Lookup(granted_at=9.9, first_at=10.5, believed=64))
+    trust.admitted(Lookup(granted_at=10.5, first_at=12.5, believed=64))
+    said = [trust.counted(sample(at, 0)) for at in (11.0, 12.0, 12.0 + LONGEST, 30.0)]
+
+    assert said == [None] * 4
+    assert trust.doubt is None
+
+
+@given(st.integers(0, 1000))
+def test_hits_from_elsewhere_never_make_a_miss(foreign):
+    trust = CacheTrust()
+    trust.told(Trust.LIVE, "told")
+
+    for number in range(6):
+        at = 10.0 * number
+        trust.counted(sample(at, number * (64 + foreign)))
+        trust.admitted(Lookup(granted_at=at + 1, first_at=at + 2, believed=64))
+
+    assert trust.trust is Trust.LIVE
