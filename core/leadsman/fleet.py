@@ -19,6 +19,7 @@ from leadsman.families import Families
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
 from leadsman.prediction import Admitted, Decision
+from leadsman.reconcile import Seen
 from leadsman.records import (
     GPU,
     Cleared,
@@ -39,7 +40,7 @@ from leadsman.returns import Returns
 from leadsman.standing import Standing
 from leadsman.trust import Finding
 from leadsman.units import Seconds, Tokens, WorkerId
-from leadsman.worker import Seen, WorkerState
+from leadsman.worker import WorkerState
 
 MOST_HOMES = 100_000
 """Sessions whose home is remembered; the least lately used is forgotten first."""
@@ -124,8 +125,12 @@ class Fleet:
         for size, keys in request.keys.items():
             places, workers = standing.by_size.get(size, (None, ()))
             if places is not None and len(keys):
-                most = (request.prompt_tokens - 1) // size
-                cached[places] = self.index.match(keys[:most], workers).gpu * size
+                found = self.index.match(keys[: (request.prompt_tokens - 1) // size], workers)
+                depths = found.gpu
+                if found.any_tier is not found.gpu:
+                    credited = [self.workers[worker].lower.are_credited for worker in workers]
+                    depths = np.where(credited, found.any_tier, found.gpu)
+                cached[places] = depths * size
         return cached
 
     def _settle(self, session: str | None, worker: WorkerId) -> None:
@@ -178,8 +183,9 @@ class Fleet:
                 return
         lengths = self._lengths.setdefault(seen.settings.model, self._new_lengths())
         fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
+        fresh.claims = self.index.reach
         if state is not None:
-            fresh.belief = state.belief
+            fresh.belief, fresh.lower = state.belief, state.lower
             fresh.mirror.pool.set_trust(state.belief.trust)
         self.workers[seen.worker] = fresh
         self._standings.clear()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Removed, Stored
+from leadsman.rules import rules_of
 from leadsman.schedulers import findable, replay_for
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
@@ -46,6 +47,8 @@ class Holding:
         self.replay = replay_for(settings)
         self.pool = Pool()
         self.flights: dict[RequestId, Flight] = {}
+        is_vllm = settings.engine == "vllm"
+        self._drops = settings.is_eagle and is_vllm and not rules_of(settings.version).hashes_next
 
     @property
     def queued_tokens(self) -> Tokens:
@@ -75,7 +78,17 @@ class Holding:
                 tokens = findable(self.replay, request, other.seq.computed)
                 stored = min(common, tokens // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
-        return Hit(depth * self.settings.block_size, pinned)
+        if flight is None or not flight.blocks_seen:
+            depth = max(self.usable(depth), min(seq.reach, most))
+        return Hit(depth * self.settings.block_size, min(pinned, depth))
+
+    def usable(self, depth: Blocks) -> Blocks:
+        """Count the blocks that are used of so many found: EAGLE computes the last one anew.
+
+        Its drafter needs the states of the last block. Source: vLLM 0.32
+        v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit.
+        """
+        return depth - 1 if self._drops and depth else depth
 
     def readable(self, seq: Seq) -> Blocks:
         """Count the blocks that `seq` could find cached at most: never its last token."""

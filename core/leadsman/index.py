@@ -192,6 +192,13 @@ class CacheIndex:
             either = leading_runs(keys, self._table, tiers, self._columns.credited)[columns]
         return Match(workers=asked, gpu=gpu, any_tier=either)
 
+    def reach(self, worker: WorkerId, keys: Keys, tier: str) -> Blocks:
+        """Count the leading blocks that a worker holds on its GPU or in one other tier."""
+        residency = self._tiers.get(tier)
+        tiers = [self._tiers[GPU], *([] if residency is None else [residency])]
+        runs = leading_runs(keys, self._table, tiers, self._columns.credited)
+        return int(runs[self._place(worker).column])
+
     def holds(self, worker: WorkerId, keys: Keys, tier: str = GPU) -> Flags:
         """Tell which blocks the worker holds in a tier, whatever its trust."""
         place = self._columns.find(worker)

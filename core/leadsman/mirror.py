@@ -277,7 +277,9 @@ class Mirror(Stepping):
         depths = flight.depths = flight.depths or dict(zip(seq.keys, count(1), strict=False))
         if not start and (first := depths.get(keys[0])):
             start = first - 1
-            seq.cached = start * self.settings.block_size
+            # What a lower tier brought is stored on the GPU anew, and was not computed.
+            found = max(start, min(seq.reach, start + len(keys)))
+            seq.cached = found * self.settings.block_size
         depth = depths.get(keys[-1], start + len(keys))
         if depth > len(seq.keys):
             depths[keys[-1]] = depth

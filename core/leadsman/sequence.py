@@ -20,6 +20,7 @@ class Seq:
     rows: blocks that its table has in each cache group; blocks: those it holds, in all groups;
         shared: those of them that others held when it came.
     last_tick: the tick of its last token for certain, once it decodes.
+    reach: leading blocks that a lower tier brings where the GPU does not have them.
     flying: tokens of the step that an asynchronous engine is still at; rejected: drafts among them
         that will turn out wrong, computed for nothing.
     vain: its last token is out, but the engine does not know, and computes one more step of it.
@@ -27,8 +28,8 @@ class Seq:
 
     __slots__ = (
         "arrival", "base", "blocks", "cached", "computed", "due", "expected", "flying", "generated",
-        "id", "keys", "kin", "last_tick", "limit", "order", "priority", "prompt", "reads_cache",
-        "rejected", "rows", "shared", "stops", "uncached", "vain", "visible_at",
+        "id", "keys", "kin", "last_tick", "limit", "order", "priority", "prompt", "reach",
+        "reads_cache", "rejected", "rows", "shared", "stops", "uncached", "vain", "visible_at",
     )  # fmt: skip
 
     def __init__(self, request: RequestId, prompt: Tokens, visible_at: Seconds) -> None:
@@ -53,6 +54,7 @@ class Seq:
         self.keys: list[BlockKey] = []
         self.kin: list[tuple[RequestId, Blocks]] = []
         self.reads_cache = True
+        self.reach: Blocks = 0
         self.uncached: Tokens = 0
         self.flying: Tokens = 0
         self.rejected: Tokens = 0
@@ -66,7 +68,7 @@ class Seq:
         twin.expected, twin.generated, twin.id = self.expected, self.generated, self.id
         twin.keys, twin.kin, twin.limit = self.keys, self.kin, self.limit
         twin.order, twin.priority, twin.prompt = self.order, self.priority, self.prompt
-        twin.reads_cache, twin.uncached = self.reads_cache, self.uncached
+        twin.reads_cache, twin.uncached, twin.reach = self.reads_cache, self.uncached, self.reach
         twin.shared, twin.visible_at = self.shared, self.visible_at
         twin.last_tick = self.last_tick
         twin.rows, twin.stops, twin.vain = self.rows, self.stops, self.vain

@@ -5,7 +5,7 @@ the prior from the isolated curve, and the learned ones; both are asked for each
 graded when its first token comes, and the one that has lately been right prices the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,10 +19,13 @@ from leadsman.firstcome import Forecast
 from leadsman.followers import Followers
 from leadsman.holding import Flight
 from leadsman.lengths import Floats, Lengths, beyond
+from leadsman.lower import Claim, LowerTiers, Reach
 from leadsman.mirror import ARRIVAL_DELAY, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
+from leadsman.reconcile import NOTHING_SEEN, Seen, late_by, seen_by
 from leadsman.records import (
+    GPU,
     Ended,
     Granted,
     KvEvents,
@@ -30,13 +33,12 @@ from leadsman.records import (
     LoadSample,
     Outcome,
     TokensSeen,
-    Trust,
 )
 from leadsman.request import Request
 from leadsman.residuals import BetterOf, Residuals
 from leadsman.steptime import StepLearner, StepWeights
-from leadsman.trust import CacheTrust, Finding, Lookup
-from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens, WorkerId
+from leadsman.trust import CacheTrust, Lookup
+from leadsman.units import BlockKey, Blocks, Keys, RequestId, Seconds, Tokens, WorkerId
 
 if TYPE_CHECKING:
     from leadsman.records import WorkerSeen
@@ -56,30 +58,25 @@ NEVER: Seconds = 1e6
 """Seconds of wait for a request that the engine can never admit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What an outcome shows of a worker's cache. certain: leading keys that are on its GPU."""
-
-    finding: Finding | None = None
-    certain: Sequence[BlockKey] = ()
-
-
-NOTHING_SEEN = Seen()
-
-
 @dataclass(slots=True)
 class Expectation:
-    """What was predicted of a granted request, to be graded at its first token."""
+    """What was predicted of a granted request, to be graded at its first token.
+
+    claim: what the tiers below the GPU claimed; None where there are none. ttft: the real one.
+    """
 
     price: Price
     prior_ttft: Seconds
     learned_ttft: Seconds
     family: BlockKey | None
+    claim: Claim | None = None
+    ttft: Seconds | None = None
 
 
 class WorkerState:
     """Everything known of one worker. `lengths` is shared by all workers of a model.
 
+    claims: counts the leading blocks that it holds on its GPU or in a tier, by its fleet's index.
     changed: where it puts itself when something happens to it; its fleet says which set.
     """
 
@@ -89,6 +86,8 @@ class WorkerState:
         self.settings: EngineSettings = seen.settings
         self.ready = seen.ready
         self.belief = CacheTrust()
+        self.lower = LowerTiers()
+        self.claims: Callable[[WorkerId, Keys, str], Blocks] | None = None
         self.curves = CurveLearner(fingerprint(seen.settings))
         self.lengths = lengths
         self.known = known
@@ -160,20 +159,40 @@ class WorkerState:
         mirror, size = self.mirror, self.settings.block_size
         self.changed.add(self)
         self._catch_up(granted.at)
-        listed = partial(request.key_list, size)
+        reach = self._reach(granted, weights)
+        listed = partial(request.key_list, size) if reach is None else None
         asked = mirror.sequence(granted, expected=1, listed=listed)
+        asked.reach = 0 if reach is None else reach.blocks
         found = forecast(mirror, asked, weights, granted.at, self.followers.next_after(granted.at))
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
+        load = 0.0 if reach is None else reach.seconds
         self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))
         return Price(
             worker=self.worker,
             queue_wait=found.scheduled_at - granted.at,
-            own_prefill=found.first_token_at - found.scheduled_at,
+            own_prefill=found.first_token_at - found.scheduled_at + load,
             cached_tokens=found.cached_tokens,
             queued_tokens=mirror.queued_tokens,
             queued_requests=len(mirror.replay.waiting),
+            loaded_tokens=0 if reach is None else reach.tokens,
+            load=load,
         )
+
+    def _claim(self, granted: Granted) -> Claim | None:
+        """Ask what its tiers below the GPU claim of a request; None where it has none."""
+        names = self.lower.names
+        if not names or self.claims is None or not granted.reads_cache:
+            return None
+        keys = granted.keys[: (granted.prompt_tokens - 1) // self.settings.block_size]
+        claims = {name: self.claims(self.worker, keys, name) for name in names}
+        return Claim(gpu=self.claims(self.worker, keys, GPU), with_tier=claims)
+
+    def _reach(self, granted: Granted, weights: StepWeights) -> Reach | None:
+        claim = self._claim(granted)
+        if claim is None:
+            return None
+        return self.lower.reach(claim, self.settings.block_size, weights.a)
 
     def _catch_up(self, now: Seconds) -> None:
         self.mirror.catch_up(now)
@@ -223,7 +242,8 @@ class WorkerState:
             other_ttft = self._price(request, granted, other).ttft
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
-        self._expectations[request.id] = Expectation(price, prior_ttft, learned_ttft, family)
+        expectation = Expectation(price, prior_ttft, learned_ttft, family, self._claim(granted))
+        self._expectations[request.id] = expectation
         self.take(granted, family)
 
     def take(self, granted: Granted, family: BlockKey | None = None) -> None:
@@ -231,7 +251,9 @@ class WorkerState:
         self.changed.add(self)
         if granted.request not in self.mirror.flights:
             below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
-            self.mirror.grant(granted, round(beyond(below, 0)))
+            flight = self.mirror.grant(granted, round(beyond(below, 0)))
+            reach = self._reach(granted, self.weights)
+            flight.seq.reach = 0 if reach is None else reach.blocks
             self.followers.came(granted.at)
 
     def saw_tokens(self, seen: TokensSeen) -> bool:
@@ -264,33 +286,21 @@ class WorkerState:
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
             family = None if expectation is None else expectation.family
             self.lengths.add(ended.completion_tokens, family, flight.max_tokens)
-        return NOTHING_SEEN if flight is None else self._reconcile(flight, ended)
-
-    def _reconcile(self, flight: Flight, ended: Ended) -> Seen:
-        """Hold what a request found cached against what it was believed to find.
-
-        Where the stream does not vouch for what is held, what it found is certain. An engine that
-        sends no events at all keeps what it computes, if it is seen to find anything again.
-        """
-        found, believed = ended.cached_tokens, flight.believed
-        if found is None or not flight.seq.reads_cache:
+        if flight is None:
             return NOTHING_SEEN
-        finding = None
-        if believed is not None:
-            finding = self.belief.found(
-                believed=believed, found=found, granted_at=flight.granted_at, now=ended.at
-            )
-        is_blind = self.belief.trust is Trust.BLIND
-        if self.belief.trust not in {Trust.SUSPECT, Trust.BLIND}:
-            return Seen(finding=finding)
-        depth = found // self.settings.block_size
-        keeps_all = is_blind and depth and found >= (believed or 0)
-        certain = flight.seq.keys if keeps_all else flight.seq.keys[:depth]
-        return Seen(finding=finding, certain=certain)
+        found = ended.cached_tokens
+        if expectation is not None and expectation.claim is not None and found is not None:
+            late = None
+            if expectation.ttft is not None:
+                late = late_by(expectation.price, expectation.ttft, found, self.weights)
+            size = self.settings.block_size
+            self.lower.judge(expectation.claim, found // size, late, size)
+        return seen_by(flight, ended, self.belief, self.settings.block_size)
 
     def saw_events(self, batch: KvEvents) -> None:
         """Take a batch of KV events; a sequence that falls back is a restarted engine."""
         self.heard_at = batch.received_at
+        self.lower.note(batch.events)
         if self._sequence is not None and batch.sequence <= self._sequence:
             self.restarted()
         self._sequence = batch.sequence
@@ -313,7 +323,7 @@ class WorkerState:
         actual = seen.at - flight.granted_at
         expectation = self._expectations.get(seen.request)
         if expectation is not None:
-            price = expectation.price
+            price, expectation.ttft = expectation.price, actual
             self.ttfts.add(price.ttft, actual)
             self.waits.add(price.queue_wait, max(0.0, actual - price.own_prefill))
             self.better.add(
