@@ -27,6 +27,7 @@ from leadsman.keys import MultimodalItem, extend_keys, namespace_seed, root_key
 from leadsman.records import Cleared, KvEvent, Removed, Stored
 from leadsman.units import BlockKey, Blocks, Keys, Tokens
 
+from leadsman_engines.chunks import Chunks
 from leadsman_engines.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -51,7 +52,14 @@ class _Adapter:
 class EngineBlocks:
     """Names of one engine's blocks. `counts`: what was left out, by reason."""
 
-    def __init__(self, *, secret: bytes, model: str, orphan_limit: Blocks = ORPHAN_LIMIT) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        model: str,
+        block_size: Tokens | None = None,
+        orphan_limit: Blocks = ORPHAN_LIMIT,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.is_windowed = False
         self._secret = secret
@@ -60,6 +68,7 @@ class EngineBlocks:
         self._copies: dict[str, dict[EngineHash, int]] = {}
         self._orphans = Orphans(orphan_limit)
         self._adapters: dict[str, _Adapter] = {}
+        self._chunks = Chunks(block_size, self.counts)
 
     @property
     def known(self) -> Blocks:
@@ -90,6 +99,7 @@ class EngineBlocks:
         self._copies.clear()
         self._orphans.clear()
         self._adapters.clear()
+        self._chunks.clear()
         return Cleared()
 
     def check(self) -> None:
@@ -109,6 +119,10 @@ class EngineBlocks:
             self.counts["other_group"] += len(event.hashes)
             return
         self._note_adapter(event, resolved)
+        if self._chunks.are_in(event):
+            stored = self._chunks.store(event, self._root)
+            resolved.extend([] if stored is None else [stored])
+            return
         if event.is_dense:
             self._adopt([Orphan(event)], resolved)
             return
@@ -151,13 +165,7 @@ class EngineBlocks:
         """Name an event's blocks from its parent or its first; None where neither is known."""
         if event.is_dense:
             if event.parent is None:
-                seed = namespace_seed(
-                    secret=self._secret,
-                    model=self._model,
-                    lora=event.lora,
-                    cache_salt=event.cache_salt,
-                )
-                return _extend(root_key(seed, event.block_size), event)
+                return _extend(self._root(event, event.block_size), event)
             if event.parent in self._keys:
                 return _extend(self._keys[event.parent], event)
         if event.hashes[0] not in self._keys:
@@ -166,10 +174,22 @@ class EngineBlocks:
         rest = _extend(first, event, skipped=1)
         return np.concatenate([np.array([first], dtype=np.uint64), rest])
 
+    def _root(self, event: BlockStored, block_size: Tokens) -> BlockKey:
+        seed = namespace_seed(
+            secret=self._secret,
+            model=self._model,
+            lora=event.lora,
+            cache_salt=event.cache_salt,
+        )
+        return root_key(seed, block_size)
+
     def _remove(self, event: BlockRemoved, resolved: list[KvEvent]) -> None:
         if event.group > 0:
             self.counts["other_group"] += len(event.hashes)
             return
+        if len(self._chunks):
+            removed, event = self._chunks.remove(event)
+            resolved.extend([] if removed is None else [removed])
         copies = self._copies.get(event.tier, {})
         keys = []
         for name in event.hashes:

@@ -135,7 +135,11 @@ class Collector:
             topic=rank.events.topic,
         )
         while True:
-            blocks = EngineBlocks(secret=self._around.secret, model=rank.settings.model)
+            blocks = EngineBlocks(
+                secret=self._around.secret,
+                model=rank.settings.model,
+                block_size=rank.settings.block_size,
+            )
             try:
                 await self._events(source, blocks, rank.settings.block_size)
             except Exception:
