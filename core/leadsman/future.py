@@ -82,7 +82,7 @@ class FutureCache:
         alive = self._alive(seq, most, lost - len(pool.free) + len(self._touched))
         depth = pool.depth(seq.keys, most, pool.cutoff(lost, self._touched))
         depth = max(depth, alive) if alive >= pinned else min(depth, alive)
-        depth = max(mirror.usable(depth), min(seq.reach, most))
+        depth = max(mirror.usable(seq.keys, depth), min(seq.reach, most))
         return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
 
     def _touch(self) -> None:

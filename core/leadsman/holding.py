@@ -14,6 +14,7 @@ from leadsman.rules import rules_of
 from leadsman.schedulers import findable, replay_for
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
+from leadsman.windows import Windows
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Holding:
         self.settings = settings
         self.replay = replay_for(settings)
         self.pool = Pool()
+        self.windows = Windows()
         self.flights: dict[RequestId, Flight] = {}
         is_vllm = settings.engine == "vllm"
         self._drops = settings.is_eagle and is_vllm and not rules_of(settings.version).hashes_next
@@ -79,15 +81,17 @@ class Holding:
                 stored = min(common, tokens // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
         if flight is None or not flight.blocks_seen:
-            depth = max(self.usable(depth), min(seq.reach, most))
+            depth = max(self.usable(seq.keys, depth), min(seq.reach, most))
         return Hit(depth * self.settings.block_size, min(pinned, depth))
 
-    def usable(self, depth: Blocks) -> Blocks:
-        """Count the blocks that are used of so many found: EAGLE computes the last one anew.
+    def usable(self, keys: list[BlockKey], depth: Blocks) -> Blocks:
+        """Count the blocks that are used of so many that the first cache group has.
 
-        Its drafter needs the states of the last block. Source: vLLM 0.32
+        Every group must be able to go on from there, and EAGLE computes the last one anew: its
+        drafter needs the states of the last block. Source: vLLM 0.32
         v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit.
         """
+        depth = self.windows.usable(keys, depth)
         return depth - 1 if self._drops and depth else depth
 
     def readable(self, seq: Seq) -> Blocks:
@@ -120,6 +124,7 @@ class Holding:
             flight.held += keys
 
     def _move_blocks(self, event: Stored | Removed | Cleared) -> None:
+        self.windows.move(event)
         if isinstance(event, Cleared):
             if event.tier in (None, GPU):
                 self.pool.clear()

@@ -30,6 +30,7 @@ from leadsman.residency import Flags, Residency
 from leadsman.single import FEW, SingleKeyTable
 from leadsman.table import Numbers, batches
 from leadsman.units import BlockKey, Blocks, Keys, WorkerId
+from leadsman.windows import is_group
 
 
 class CacheIndex:
@@ -185,7 +186,7 @@ class CacheIndex:
         if not keys.size or not self._table.has(int(keys[0])):
             nothing = np.zeros(len(asked), dtype=np.int64)
             return Match(workers=asked, gpu=nothing, any_tier=nothing)
-        tiers = list(self._tiers.values())
+        tiers = [held for name, held in self._tiers.items() if not is_group(name)]
         gpu = leading_runs(keys, self._table, tiers[:1], self._columns.credited)[columns]
         either = gpu
         if any(any(tier.blocks.values()) for tier in tiers[1:]):

@@ -19,6 +19,7 @@ from typing import Final
 
 from leadsman.records import GPU, Cleared, KvEvent, Removed, Stored
 from leadsman.units import Blocks, Seconds, Tokens
+from leadsman.windows import is_group
 
 FADE: Final = 0.8
 """Weight of what was known before, at each outcome."""
@@ -79,7 +80,7 @@ class LowerTiers:
     def note(self, events: Iterable[KvEvent]) -> None:
         """Learn which tiers there are, and which of them say what leaves them."""
         for event in events:
-            if isinstance(event, Cleared) or event.tier == GPU:
+            if isinstance(event, Cleared) or event.tier == GPU or is_group(event.tier):
                 continue
             tier = self._tiers.setdefault(event.tier, _Tier())
             tier.tells_removals |= isinstance(event, Removed)

@@ -180,6 +180,7 @@ class Mirror(Stepping):
         """The engine restarted: nothing runs, nothing is cached. Flights stay until they end."""
         self.replay = replay_for(self.settings)
         self.pool.clear()
+        self.windows.clear()
         for flight in self.flights.values():
             flight.held.clear()
         self._unsettled, self._last_end, self._offset = [], None, None

@@ -9,9 +9,10 @@ wait for the hash itself. Orphans are bounded, oldest dropped first: that costs 
 wrong one.
 
 Copies are counted: as many removals as stores. An engine set to report blocks anew that it
-already reported (`kv_cache_report_mode=full`) cannot be told from one that made copies. Only the
-first cache group is followed; an engine that keeps parts of its prefixes (`is_windowed`) needs
-more than that group to reuse a block, which is for the reader to heed. An adapter loaded anew
+already reported (`kv_cache_report_mode=full`) cannot be told from one that made copies. The first
+cache group says which tokens a hash names; what a further one keeps of them is told as a tier of
+its own (`leadsman.windows`). Where that cannot be told, such as by groups of other block sizes,
+the view is not to be credited (`is_windowed`). An adapter loaded anew
 under its old name is another adapter: its old blocks are given up.
 
 Source: vLLM 0.32 v1/core/block_pool.py, distributed/kv_events.py.
@@ -28,6 +29,7 @@ from leadsman.records import Cleared, KvEvent, Removed, Stored
 from leadsman.units import BlockKey, Blocks, Keys, Tokens
 
 from leadsman_engines.chunks import Chunks
+from leadsman_engines.groups import Groups
 from leadsman_engines.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -69,6 +71,7 @@ class EngineBlocks:
         self._orphans = Orphans(orphan_limit)
         self._adapters: dict[str, _Adapter] = {}
         self._chunks = Chunks(block_size, self.counts)
+        self._groups = Groups(self.counts)
 
     @property
     def known(self) -> Blocks:
@@ -100,6 +103,7 @@ class EngineBlocks:
         self._orphans.clear()
         self._adapters.clear()
         self._chunks.clear()
+        self._groups.clear()
         return Cleared()
 
     def check(self) -> None:
@@ -114,10 +118,11 @@ class EngineBlocks:
             assert adapter.blocks <= self._keys.keys()
 
     def _store(self, event: BlockStored, resolved: list[KvEvent]) -> None:
-        self.is_windowed |= event.windowed
         if event.group > 0:
-            self.counts["other_group"] += len(event.hashes)
+            self.is_windowed |= not self._groups.store(event, self._keys, resolved)
             return
+        self.is_windowed |= event.windowed
+        self._groups.block_size = event.block_size or self._groups.block_size
         self._note_adapter(event, resolved)
         if self._chunks.are_in(event):
             stored = self._chunks.store(event, self._root)
@@ -185,7 +190,7 @@ class EngineBlocks:
 
     def _remove(self, event: BlockRemoved, resolved: list[KvEvent]) -> None:
         if event.group > 0:
-            self.counts["other_group"] += len(event.hashes)
+            self._groups.remove(event, resolved)
             return
         if len(self._chunks):
             removed, event = self._chunks.remove(event)
