@@ -186,7 +186,7 @@ class Fleet:
         fresh.claims = self.index.reach
         if state is not None:
             fresh.belief, fresh.lower = state.belief, state.lower
-            fresh.mirror.pool.set_trust(state.belief.trust)
+            fresh.mirror.pool.set_trust(self.index.trust(seen.worker))
         self.workers[seen.worker] = fresh
         self._standings.clear()
         self._lessons += 1

@@ -43,6 +43,8 @@ class Windows:
             if event.tier in (None, GPU):
                 self.clear()
             return
+        if not is_group(event.tier):
+            return
         if event.tier not in self._held:
             named = _TIER.fullmatch(event.tier)
             if named is None:

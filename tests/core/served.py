@@ -49,7 +49,8 @@ class Engine:
         self.fleet.apply(WorkerSeen(worker=W, endpoint=W, settings=self.settings), 0.0)
         self.reports_usage, self.counts_hits = reports_usage, counts_hits
         self.cached, self.hits, self.now, self.batch, self.sent = {}, 0, 1.0, 0, 0
-        self.tell_trust(trust)
+        if trust is not None:
+            self.tell_trust(trust)
         self.sample()
 
     @property

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.records import Cleared, LoadSample, Removed, Stored, Trust
+from leadsman.records import Cleared, LoadSample, Removed, Stored, Trust, WorkerSeen
 from leadsman.trust import HITS, LONGEST, MISSES, CacheTrust, Finding, Lookup
 
 from tests.core.served import BLOCKS, SIZE, Engine, W, keys
@@ -130,6 +132,20 @@ def test_what_a_blind_stream_says_is_not_credited():
 
     assert blind == 0
     assert engine.credit(1) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("trust", "credited"),
+    [(Trust.LIVE, WHOLE), (Trust.SUSPECT, WHOLE), (Trust.BLIND, 0), (None, WHOLE)],
+)
+def test_a_worker_that_is_said_anew_is_believed_as_far_as_before(trust, credited):
+    engine = Engine(trust=trust)
+
+    settings = replace(engine.settings, num_blocks=777)
+    engine.tell(WorkerSeen(worker=W, endpoint=W, settings=settings))
+    engine.events(Stored(keys=keys(1)))
+
+    assert engine.credit(1) == credited
 
 
 def test_misses_of_requests_sent_before_the_doubt_say_nothing_new():
