@@ -33,6 +33,8 @@ from leadsman.records import (
     Removed,
     Stored,
     TokensSeen,
+    Trust,
+    TrustChanged,
     WorkerSeen,
 )
 from leadsman.request import Request
@@ -156,6 +158,9 @@ class VirtualWorker:
                 worker=self.id, endpoint=self.spec.name, settings=self.spec.reported, ready=ready
             ),
         )
+        if ready:
+            told = TrustChanged(worker=self.id, trust=Trust.LIVE, reason="history is complete")
+            self._see(at, told)
 
     def submit(self, stream: Stream, now: Seconds) -> None:
         """Send a request to the engine. Where it is down, the request is lost at once."""

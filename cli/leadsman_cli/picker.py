@@ -63,7 +63,8 @@ def picker(
     target: the stream's address, and the pool. take: the log's own, where it is in this process.
     """
     address, pool = target
-    fleet, counts = Fleet(), Counts()
+    fleet = Fleet()
+    counts = Counts(trust=fleet.trust)
     engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
     parity = Parity(counts=counts, every=plan.settings.parity_every)
     reader = Reader(

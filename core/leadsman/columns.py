@@ -1,6 +1,6 @@
 """Columns: which bit of the cache index is which worker's, and whether it is credited.
 
-A worker has one column; a suspect one has two, of which only the newer is credited. Columns are
+A worker has one column; a suspect or blind one has two, of which one is credited. Columns are
 numbers from 0, reused after a worker left, so that 64 workers fit a word and stay there.
 """
 
@@ -19,11 +19,17 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """column: where new copies go; doubted: those from before the worker became suspect."""
+    """column: what is credited; doubted: those from before the worker became suspect or blind."""
 
     column: int
     doubted: int | None = None
     trust: Trust = Trust.LIVE
+
+    @property
+    def stores(self) -> int:
+        """Where new copies go: what a blind worker says is not credited."""
+        blind = self.trust is Trust.BLIND and self.doubted is not None
+        return self.doubted if blind and self.doubted is not None else self.column
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -79,7 +85,7 @@ class Columns:
         self._note_credit()
 
     def of(self, workers: Sequence[WorkerId] | None) -> tuple[tuple[WorkerId, ...], Numbers]:
-        """List workers, all where None, with their credited column, or -1 where none is."""
+        """List workers, all where None, with their credited column; -1 of one never heard of."""
         if workers is None:
             return self._order, self._numbers
         if workers is not self._latest[0]:  # the hash of hundreds of names costs 5 us
@@ -98,7 +104,7 @@ class Columns:
 
     def _credited_of(self, workers: Sequence[WorkerId]) -> Numbers:
         places = map(self._places.get, workers)
-        numbers = [-1 if p is None or p.trust is Trust.BLIND else p.column for p in places]
+        numbers = [-1 if p is None else p.column for p in places]
         return np.array(numbers, dtype=np.int64)
 
     def _note_credit(self) -> None:

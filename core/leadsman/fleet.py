@@ -19,7 +19,10 @@ from leadsman.families import Families
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
 from leadsman.prediction import Admitted, Decision
+from leadsman.reconcile import Seen
 from leadsman.records import (
+    GPU,
+    Cleared,
     Ended,
     Granted,
     KvEvents,
@@ -27,6 +30,7 @@ from leadsman.records import (
     LoadSample,
     Record,
     TokensSeen,
+    Trust,
     TrustChanged,
     WorkerGone,
     WorkerSeen,
@@ -34,6 +38,7 @@ from leadsman.records import (
 from leadsman.request import Request
 from leadsman.returns import Returns
 from leadsman.standing import Standing
+from leadsman.trust import Finding
 from leadsman.units import Seconds, Tokens, WorkerId
 from leadsman.worker import WorkerState
 
@@ -98,6 +103,11 @@ class Fleet:
         state = self.workers.get(worker)
         return state is not None and state.mirror.wants_witness
 
+    def trust(self) -> list[tuple[str, str, str]]:
+        """Say of each worker how far its cache view is believed, and why."""
+        beliefs = ((worker, state.belief) for worker, state in self.workers.items())
+        return [(worker, belief.trust, belief.reason) for worker, belief in beliefs]
+
     def _standing(self, model: str) -> Standing:
         standing = self._standings.get(model)
         if standing is None:
@@ -115,8 +125,12 @@ class Fleet:
         for size, keys in request.keys.items():
             places, workers = standing.by_size.get(size, (None, ()))
             if places is not None and len(keys):
-                most = (request.prompt_tokens - 1) // size
-                cached[places] = self.index.match(keys[:most], workers).gpu * size
+                found = self.index.match(keys[: (request.prompt_tokens - 1) // size], workers)
+                depths = found.gpu
+                if found.any_tier is not found.gpu:
+                    credited = [self.workers[worker].lower.are_credited for worker in workers]
+                    depths = np.where(credited, found.any_tier, found.gpu)
+                cached[places] = depths * size
         return cached
 
     def _settle(self, session: str | None, worker: WorkerId) -> None:
@@ -140,20 +154,18 @@ class Fleet:
             case WorkerGone():
                 self._forget(record.worker)
             case KvEvents():
-                self.index.apply(record.worker, record.events)
-                state.saw_events(record)
+                self._saw_events(state, record)
             case TrustChanged():
-                self.index.set_trust(record.worker, record.trust)
-                state.trust = record.trust
+                self._told_trust(state, record)
             case LoadSample():
-                state.saw_load(record)
+                self._heed(state, state.saw_load(record))
             case Granted():
                 state.take(record)
             case TokensSeen():
                 self._lessons += state.saw_tokens(record)
                 self._relearn(state)
             case Ended():
-                state.saw_end(record)
+                self._heed(state, state.saw_end(record))
             case Learned():
                 if state.adopt(record):
                     self._lessons += 1
@@ -171,8 +183,10 @@ class Fleet:
                 return
         lengths = self._lengths.setdefault(seen.settings.model, self._new_lengths())
         fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
+        fresh.claims = self.index.reach
         if state is not None:
-            fresh.trust = state.trust
+            fresh.belief, fresh.lower = state.belief, state.lower
+            fresh.mirror.pool.set_trust(self.index.trust(seen.worker))
         self.workers[seen.worker] = fresh
         self._seat(seen.endpoint)
         self._standings.clear()
@@ -185,6 +199,40 @@ class Fleet:
         together = [state for state in ranks if state.steps_together]
         for state in together:
             state.beside = [other for other in together if other is not state]
+
+    # -- how far its caches are believed -----------------------------------------------------------
+
+    def _believe(self, state: WorkerState) -> None:
+        """Credit a worker's cache as its trust says; said again, what is credited is in doubt."""
+        trust = state.belief.trust
+        self.index.set_trust(state.worker, trust)
+        state.mirror.pool.set_trust(trust)
+
+    def _told_trust(self, state: WorkerState, told: TrustChanged) -> None:
+        state.belief.told(told.trust, told.reason)
+        if told.trust is Trust.SUSPECT or state.belief.trust is not self.index.trust(state.worker):
+            self._believe(state)
+
+    def _saw_events(self, state: WorkerState, batch: KvEvents) -> None:
+        self.index.apply(state.worker, batch.events)
+        state.saw_events(batch)
+        if any(isinstance(e, Cleared) and e.tier in (None, GPU) for e in batch.events):
+            state.belief.cleared(batch.received_at)
+            if state.belief.trust is Trust.LIVE:
+                self._believe(state)
+
+    def _heed(self, state: WorkerState, seen: Seen) -> None:
+        """Take what an outcome shows of a worker's cache."""
+        pool = state.mirror.pool
+        if seen.finding is Finding.SETTLED:
+            self.index.give_up_doubted(state.worker)
+            pool.give_up_doubted()
+        if seen.finding is Finding.DOUBTED or (seen.finding and not state.belief.is_weak):
+            self._believe(state)
+        if seen.certain:
+            self.index.confirm(state.worker, np.array(seen.certain, dtype=np.uint64))
+            gone = pool.confirm(seen.certain, state.settings.num_blocks)
+            self.index.remove(state.worker, np.array(gone, dtype=np.uint64))
 
     def _forget(self, worker: WorkerId) -> None:
         gone = self.workers.pop(worker)

@@ -70,7 +70,7 @@ class FutureCache:
     def lookup(self, seq: Seq) -> Hit:
         """Look up what `seq` finds cached if it is admitted in the next step."""
         mirror, pool, keys = self._mirror, self._mirror.pool, seq.keys
-        if not keys or not (seq.kin or keys[0] in pool.pins or keys[0] in pool.free):
+        if not keys or not (seq.kin or seq.reach or keys[0] in pool):
             return NOTHING
         most = mirror.readable(seq)
         if not most:
@@ -82,7 +82,7 @@ class FutureCache:
         alive = self._alive(seq, most, lost - len(pool.free) + len(self._touched))
         depth = pool.depth(seq.keys, most, pool.cutoff(lost, self._touched))
         depth = max(depth, alive) if alive >= pinned else min(depth, alive)
-        depth = mirror.usable(depth)
+        depth = max(mirror.usable(seq.keys, depth), min(seq.reach, most))
         return Hit(depth * mirror.settings.block_size, min(max(pinned, alive), depth))
 
     def _touch(self) -> None:

@@ -14,12 +14,14 @@ from leadsman.rules import rules_of
 from leadsman.schedulers import findable, replay_for
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
+from leadsman.windows import Windows
 
 
 @dataclass(slots=True)
 class Flight:
     """A granted request, or a ghost (see `ghosts`), until it ends.
 
+    believed: tokens that it was believed to find cached when it was admitted.
     held: keys of the blocks that it is known to hold. depths: how deep each block of its prompt is
     that an event may name, and each with output tokens in it that one did: after a preemption they
     are stored again. session: which a ghost's events name.
@@ -29,6 +31,7 @@ class Flight:
     granted_at: Seconds
     max_tokens: Tokens | None = None
     first_at: Seconds | None = None
+    believed: Tokens | None = None
     is_witness: bool = False
     is_alone: bool = False
     is_ghost: bool = False
@@ -46,7 +49,10 @@ class Holding:
         self.settings = settings
         self.replay = replay_for(settings)
         self.pool = Pool()
+        self.windows = Windows()
         self.flights: dict[RequestId, Flight] = {}
+        is_vllm = settings.engine == "vllm"
+        self._drops = settings.is_eagle and is_vllm and not rules_of(settings.version).hashes_next
 
     @property
     def queued_tokens(self) -> Tokens:
@@ -76,8 +82,19 @@ class Holding:
                 tokens = findable(self.replay, request, other.seq.computed)
                 stored = min(common, tokens // self.settings.block_size, most)
                 depth, pinned = max(depth, stored), max(pinned, stored)
-        depth = self.usable(depth)
+        if flight is None or not flight.blocks_seen:
+            depth = max(self.usable(seq.keys, depth), min(seq.reach, most))
         return Hit(depth * self.settings.block_size, min(pinned, depth))
+
+    def usable(self, keys: list[BlockKey], depth: Blocks) -> Blocks:
+        """Count the blocks that are used of so many that the first cache group has.
+
+        Every group must be able to go on from there, and EAGLE computes the last one anew: its
+        drafter needs the states of the last block. Source: vLLM 0.32
+        v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit.
+        """
+        depth = self.windows.usable(keys, depth)
+        return depth - 1 if self._drops and depth else depth
 
     def readable(self, seq: Seq) -> Blocks:
         """Count the blocks that `seq` could find cached at most: never its last token.
@@ -89,14 +106,6 @@ class Holding:
             return 0
         ahead = settings.is_eagle and settings.sglang is not None
         return min((seq.target - 1 - ahead) // settings.block_size, len(seq.keys))
-
-    def usable(self, found: Blocks) -> Blocks:
-        """Count what an engine uses of the blocks that it found: a drafting one may drop one."""
-        settings = self.settings
-        drops = settings.is_eagle and settings.sglang is None
-        if drops and not rules_of(settings.version).hashes_next:
-            return max(0, found - 1)
-        return found
 
     def free_blocks(self) -> Blocks:
         """Count the blocks that no running request holds, cached or not.
@@ -122,6 +131,7 @@ class Holding:
             flight.held += keys
 
     def _move_blocks(self, event: Stored | Removed | Cleared) -> None:
+        self.windows.move(event)
         if isinstance(event, Cleared):
             if event.tier in (None, GPU):
                 self.pool.clear()
@@ -131,7 +141,9 @@ class Holding:
             keys = event.keys.tolist()
             if isinstance(event, Removed):
                 self.pool.remove(keys)
-            elif event.session is not None and RequestId(event.session) in self.flights:
+                return
+            self.pool.note_stored(keys)
+            if event.session is not None and RequestId(event.session) in self.flights:
                 self._hold(self.flights[RequestId(event.session)].seq, keys)
             else:
                 self.pool.keep(keys)

@@ -11,7 +11,8 @@ removals. A removal of what is not held is counted in `unknown_removals` and doe
 
 Trust decides what is credited, not what is kept. A worker that becomes suspect gets a second
 column: what was held before is doubted, kept for removals and for better times, and not
-credited; what is stored from then on is. It ignores what an engine can do with a block (windows,
+credited; what is stored from then on is. Of a blind one neither is, but what its requests were
+seen to find (`confirm`). It ignores what an engine can do with a block (windows,
 alignment, the last token): that is the replay's knowledge.
 """
 
@@ -29,6 +30,7 @@ from leadsman.residency import Flags, Residency
 from leadsman.single import FEW, SingleKeyTable
 from leadsman.table import Numbers, batches
 from leadsman.units import BlockKey, Blocks, Keys, WorkerId
+from leadsman.windows import is_group
 
 
 class CacheIndex:
@@ -68,7 +70,7 @@ class CacheIndex:
 
     def store(self, worker: WorkerId, keys: Keys, tier: str = GPU) -> None:
         """Count one more copy of each block, once for each time that its key occurs."""
-        column = self._place(worker).column
+        column = self._place(worker).stores
         residency = self._tier(tier)
         if keys.size <= FEW:
             for key in keys.tolist():
@@ -116,6 +118,9 @@ class CacheIndex:
         """Forget all that the worker holds in a tier, or in every tier."""
         columns = self._place(worker).columns
         tiers = list(self._tiers.values()) if tier is None else [self._tier(tier)]
+        self._clear(columns, tiers)
+
+    def _clear(self, columns: Sequence[int], tiers: Sequence[Residency]) -> None:
         rows = np.concatenate([r.clear(column) for r in tiers for column in columns])
         unheld = np.unique(rows[~self._is_held(rows)])
         if unheld.size:
@@ -136,35 +141,64 @@ class CacheIndex:
     def set_trust(self, worker: WorkerId, trust: Trust) -> None:
         """Believe the worker's view this far from now on.
 
-        Suspect, said again, doubts what was stored since it was said before. Live and replaying
-        credit all that is held, what was doubted too.
+        Suspect and blind, said again, doubt what was credited since they were said before. Live and
+        replaying credit all that is held, what was doubted too.
         """
         place = self._place(worker)
-        if trust is Trust.SUSPECT:
+        if trust in {Trust.SUSPECT, Trust.BLIND}:
             place = self._doubt(place)
-        elif trust is not Trust.BLIND and place.doubted is not None:
+        elif place.doubted is not None:
             self._merge(place.doubted, place.column)
             place = replace(place, doubted=None)
         self._columns.change(worker, replace(place, trust=trust))
         self._reserve()
 
+    def confirm(self, worker: WorkerId, keys: Keys) -> None:
+        """Credit blocks that are on the worker's GPU for certain: of one not held, one copy."""
+        place, residency = self._place(worker), self._tier(GPU)
+        keys = np.unique(keys)
+        doubted = np.zeros(keys.size, dtype=np.bool_)
+        rows = self._table.rows(keys)
+        credited = residency.holds(rows, place.column)
+        if place.doubted is not None:
+            doubted = residency.holds(rows, place.doubted) & ~credited
+            residency.drop(rows[doubted], place.doubted)
+            residency.add(rows[doubted], place.column)
+        for part in batches(keys[~(credited | doubted)]):
+            new = self._table.add(part)
+            self._reserve()
+            residency.add(new, place.column)
+
+    def give_up_doubted(self, worker: WorkerId) -> None:
+        """Forget what is in doubt of a worker."""
+        place = self._columns.find(worker)
+        if place is not None and place.doubted is not None:
+            self._clear([place.doubted], list(self._tiers.values()))
+
     def match(self, keys: Keys, workers: Sequence[WorkerId] | None = None) -> Match:
         """Count the leading blocks of a prompt that each worker holds.
 
         keys: parent first, shape (blocks,). workers: those asked about, in their order; all that
-        are known where None. A worker that is unknown or blind has 0. Reads only. O(blocks up to
+        are known where None. A worker that is unknown has 0. Reads only. O(blocks up to
         four times the longest match).
         """
         asked, columns = self._columns.of(workers)
         if not keys.size or not self._table.has(int(keys[0])):
             nothing = np.zeros(len(asked), dtype=np.int64)
             return Match(workers=asked, gpu=nothing, any_tier=nothing)
-        tiers = list(self._tiers.values())
+        tiers = [held for name, held in self._tiers.items() if not is_group(name)]
         gpu = leading_runs(keys, self._table, tiers[:1], self._columns.credited)[columns]
         either = gpu
         if any(any(tier.blocks.values()) for tier in tiers[1:]):
             either = leading_runs(keys, self._table, tiers, self._columns.credited)[columns]
         return Match(workers=asked, gpu=gpu, any_tier=either)
+
+    def reach(self, worker: WorkerId, keys: Keys, tier: str) -> Blocks:
+        """Count the leading blocks that a worker holds on its GPU or in one other tier."""
+        residency = self._tiers.get(tier)
+        tiers = [self._tiers[GPU], *([] if residency is None else [residency])]
+        runs = leading_runs(keys, self._table, tiers, self._columns.credited)
+        return int(runs[self._place(worker).column])
 
     def holds(self, worker: WorkerId, keys: Keys, tier: str = GPU) -> Flags:
         """Tell which blocks the worker holds in a tier, whatever its trust."""

@@ -195,6 +195,7 @@ class Mirror(Ghosts):
         self.pool.clear()
         for flight in self.ghosts:
             del self.flights[flight.seq.id]
+        self.windows.clear()
         for flight in self.flights.values():
             flight.held.clear()
         self._unsettled, self._last_end, self._offset = [], None, None
@@ -287,10 +288,14 @@ class Mirror(Ghosts):
     def _note_stored(self, flight: Flight, keys: list[BlockKey]) -> Blocks:
         """Note what an event says of a request: that it runs, from where, how deep it is."""
         seq, start = flight.seq, flight.blocks_seen
+        if flight.believed is None:
+            flight.believed = self.lookup(seq).tokens
         depths = flight.depths = flight.depths or dict(zip(seq.keys, count(1), strict=False))
         if not start and (first := depths.get(keys[0])):
             start = first - 1
-            seq.cached = start * self.settings.block_size
+            # What a lower tier brought is stored on the GPU anew, and was not computed.
+            found = max(start, min(seq.reach, start + len(keys)))
+            seq.cached = found * self.settings.block_size
         depth = depths.get(keys[-1], start + len(keys))
         if depth > len(seq.keys):
             depths[keys[-1]] = depth

@@ -7,8 +7,9 @@ head, whose content is thereby lost. So the longest prefix that is still there a
 ahead have taken their blocks is found without simulating a single block: a block is lost if fewer
 than so many stand before it in the queue.
 
-Residency follows the engine's events alone: on an engine that sends none nothing is ever here, and
-nothing is credited beyond what requests in flight share.
+Residency follows the engine's events, as far as they are trusted, and what requests were seen to
+find. What is in doubt keeps its place in the queue, and is not found until it is stored again or
+was found by a request.
 A prefix's blocks leave from its end, so residency is searched by bisection.
 Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
 """
@@ -17,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
+from leadsman.records import Trust
 from leadsman.units import BlockKey, Blocks
 
 
@@ -30,6 +32,8 @@ class Pool:
     def __init__(self) -> None:
         self.pins: dict[BlockKey, int] = {}
         self.free: dict[BlockKey, int] = {}
+        self.doubted: set[BlockKey] = set()
+        self._is_blind = False
         self._stamp = 0
         self._head: list[int] = []
         self._queue: Iterator[int] | None = None
@@ -44,14 +48,41 @@ class Pool:
         """Forget what is cached; blocks of running requests are still theirs, but not findable."""
         self.pins.clear()
         self.free.clear()
+        self.doubted.clear()
         self._queue = None
+
+    def set_trust(self, trust: Trust) -> None:
+        """Believe what is here this far from now on, as `CacheIndex.set_trust` does."""
+        self._is_blind = trust is Trust.BLIND
+        if trust in {Trust.SUSPECT, Trust.BLIND}:
+            self.doubted.update(self.pins, self.free)
+        else:
+            self.doubted.clear()
+
+    def note_stored(self, keys: Iterable[BlockKey]) -> None:
+        """The engine says that these were stored; blind, its word does not count."""
+        (self.doubted.update if self._is_blind else self.doubted.difference_update)(keys)
+
+    def confirm(self, keys: Iterable[BlockKey], room: Blocks) -> list[BlockKey]:
+        """These are there for certain; returns what must have gone for them, of `room` blocks."""
+        for key in keys:
+            self.doubted.discard(key)
+            if key not in self:
+                self.keep([key])
+        gone = list(islice(self.free, max(0, len(self) - room)))
+        self.remove(gone)
+        return gone
+
+    def give_up_doubted(self) -> None:
+        """What is in doubt still is gone."""
+        self.remove(list(self.doubted))
 
     def depth(self, keys: Sequence[BlockKey], most: Blocks, cutoff: int = 0) -> Blocks:
         """Count the leading blocks, at most `most`, that are there and outlive `cutoff`."""
-        pins, stamp_of = self.pins, self.free.get
+        pins, stamp_of, doubted = self.pins, self.free.get, self.doubted
 
         def outlives(key: BlockKey) -> bool:
-            return key in pins or stamp_of(key, -1) >= cutoff
+            return (key in pins or stamp_of(key, -1) >= cutoff) and key not in doubted
 
         return _bisect(keys, most, outlives)
 
@@ -115,10 +146,13 @@ class Pool:
         self._queue = None
         for key in keys:
             self.free.pop(key, None)
+            if key not in self.pins:
+                self.doubted.discard(key)
 
     def check(self) -> None:
         """Assert what must hold: no key both pinned and free, stamps rise along the queue."""
         assert not self.pins.keys() & self.free.keys()
+        assert all(key in self for key in self.doubted)
         stamps = list(self.free.values())
         assert stamps == sorted(set(stamps))
         assert all(count > 0 for count in self.pins.values())

@@ -19,7 +19,8 @@ class Price:
     """What the replay of one worker says of one request, as points.
 
     queue_wait: from now until the engine first schedules it; own_prefill: from there to the
-    first token; cached_tokens: what the engine will find in its cache at that moment.
+    first token; cached_tokens: what the engine will find in its cache at that moment;
+    loaded_tokens: those of them that a lower tier brings, in `load` seconds of the prefill.
     """
 
     worker: WorkerId
@@ -28,6 +29,8 @@ class Price:
     cached_tokens: Tokens
     queued_tokens: Tokens
     queued_requests: int
+    loaded_tokens: Tokens = 0
+    load: Seconds = 0.0
 
     @property
     def ttft(self) -> Seconds:
@@ -48,6 +51,7 @@ class Prediction:
     ttft_bound: Seconds
     curve: Provenance
     trust: Trust
+    trust_reason: str
     state_age: Seconds | None
 
     @property

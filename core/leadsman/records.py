@@ -102,13 +102,14 @@ class TrustChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSample:
-    """What the engine said of its own load at `at`."""
+    """What the engine said of its own load at `at`; prefix_hits: tokens found cached, in all."""
 
     worker: WorkerId
     at: Seconds
     running: int
     waiting: int
     kv_usage: float | None = None
+    prefix_hits: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

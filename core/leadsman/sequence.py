@@ -20,6 +20,7 @@ class Seq:
     rows: blocks that its table has in each cache group; blocks: those it holds, in all groups;
         shared: those of them that others held when it came.
     last_tick: the tick of its last token for certain, once it decodes.
+    reach: leading blocks that a lower tier brings where the GPU does not have them.
     flying: tokens of the step that an asynchronous engine is still at; rejected: drafts among them
         that will turn out wrong, computed for nothing.
     vain: its last token is out, but the engine does not know, and computes one more step of it.
@@ -27,8 +28,8 @@ class Seq:
 
     __slots__ = (
         "arrival", "base", "blocks", "cached", "computed", "due", "expected", "flying", "generated",
-        "id", "keys", "kin", "last_tick", "limit", "order", "priority", "prompt", "reads_cache",
-        "rejected", "rows", "shared", "stops", "uncached", "vain", "visible_at",
+        "id", "keys", "kin", "last_tick", "limit", "order", "priority", "prompt", "reach",
+        "reads_cache", "rejected", "rows", "shared", "stops", "uncached", "vain", "visible_at",
     )  # fmt: skip
 
     def __init__(self, request: RequestId, prompt: Tokens, visible_at: Seconds) -> None:
@@ -53,6 +54,7 @@ class Seq:
         self.keys: list[BlockKey] = []
         self.kin: list[tuple[RequestId, Blocks]] = []
         self.reads_cache = True
+        self.reach: Blocks = 0
         self.uncached: Tokens = 0
         self.flying: Tokens = 0
         self.rejected: Tokens = 0
@@ -67,6 +69,7 @@ class Seq:
         twin.keys, twin.kin, twin.order = self.keys, self.kin, self.order
         twin.priority, twin.reads_cache = self.priority, self.reads_cache
         twin.uncached, twin.shared, twin.last_tick = self.uncached, self.shared, self.last_tick
+        twin.reach = self.reach
         twin.rows, twin.stops, twin.vain = self.rows, self.stops, self.vain
         twin.flying, twin.rejected = self.flying, self.rejected
         return twin

@@ -5,6 +5,7 @@ the prior from the isolated curve, and the learned ones; both are asked for each
 graded when its first token comes, and the one that has lately been right prices the next.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,10 +19,13 @@ from leadsman.firstcome import Forecast
 from leadsman.followers import Followers
 from leadsman.holding import Flight
 from leadsman.lengths import Floats, Lengths, beyond
+from leadsman.lower import Claim, LowerTiers, Reach
 from leadsman.mirror import ARRIVAL_DELAY, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
+from leadsman.reconcile import NOTHING_SEEN, Seen, late_by, seen_by
 from leadsman.records import (
+    GPU,
     Ended,
     Granted,
     KvEvents,
@@ -29,12 +33,12 @@ from leadsman.records import (
     LoadSample,
     Outcome,
     TokensSeen,
-    Trust,
 )
 from leadsman.request import Request
 from leadsman.residuals import BetterOf, Residuals
 from leadsman.steptime import StepLearner, StepWeights
-from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens, WorkerId
+from leadsman.trust import CacheTrust, Lookup
+from leadsman.units import BlockKey, Blocks, Keys, RequestId, Seconds, Tokens, WorkerId
 
 if TYPE_CHECKING:
     from leadsman.records import WorkerSeen
@@ -56,18 +60,24 @@ NEVER: Seconds = 1e6
 
 @dataclass(slots=True)
 class Expectation:
-    """What was predicted of a granted request, to be graded at its first token."""
+    """What was predicted of a granted request, to be graded at its first token.
+
+    claim: what the tiers below the GPU claimed; None where there are none. ttft: the real one.
+    """
 
     price: Price
     prior_ttft: Seconds
     learned_ttft: Seconds
     family: BlockKey | None
+    claim: Claim | None = None
+    ttft: Seconds | None = None
 
 
 class WorkerState:
     """Everything known of one worker. `lengths` is shared by all workers of a model.
 
     beside: the other ranks of its server, where all of them step together.
+    claims: counts the leading blocks that it holds on its GPU or in a tier, by its fleet's index.
     changed: where it puts itself when something happens to it; its fleet says which set.
     """
 
@@ -76,7 +86,9 @@ class WorkerState:
         self.endpoint = seen.endpoint
         self.settings: EngineSettings = seen.settings
         self.ready = seen.ready
-        self.trust = Trust.BLIND
+        self.belief = CacheTrust()
+        self.lower = LowerTiers()
+        self.claims: Callable[[WorkerId, Keys, str], Blocks] | None = None
         self.curves = CurveLearner(fingerprint(seen.settings))
         self.lengths = lengths
         self.known = known
@@ -128,7 +140,8 @@ class WorkerState:
             queue_wait_bound=self.waits.bound(price.queue_wait, confidence),
             ttft_bound=self.ttfts.bound(price.ttft, confidence),
             curve=self.provenance,
-            trust=self.trust,
+            trust=self.belief.trust,
+            trust_reason=self.belief.reason,
             state_age=None if self.heard_at is None else max(0.0, now - self.heard_at),
         )
 
@@ -156,20 +169,40 @@ class WorkerState:
         for other in self.beside:
             other.catch_up(granted.at)
         mirror.beside = [(other.mirror, other.weights) for other in self.beside]
-        listed = partial(request.key_list, size)
+        reach = self._reach(granted, weights)
+        listed = partial(request.key_list, size) if reach is None else None
         asked = mirror.sequence(granted, expected=1, listed=listed)
+        asked.reach = 0 if reach is None else reach.blocks
         found = forecast(mirror, asked, weights, granted.at, self.followers.next_after(granted.at))
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
+        load = 0.0 if reach is None else reach.seconds
         self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))
         return Price(
             worker=self.worker,
             queue_wait=found.scheduled_at - granted.at,
-            own_prefill=found.first_token_at - found.scheduled_at,
+            own_prefill=found.first_token_at - found.scheduled_at + load,
             cached_tokens=found.cached_tokens,
             queued_tokens=mirror.queued_tokens,
             queued_requests=len(mirror.replay.waiting),
+            loaded_tokens=0 if reach is None else reach.tokens,
+            load=load,
         )
+
+    def _claim(self, granted: Granted) -> Claim | None:
+        """Ask what its tiers below the GPU claim of a request; None where it has none."""
+        names = self.lower.names
+        if not names or self.claims is None or not granted.reads_cache:
+            return None
+        keys = granted.keys[: (granted.prompt_tokens - 1) // self.settings.block_size]
+        claims = {name: self.claims(self.worker, keys, name) for name in names}
+        return Claim(gpu=self.claims(self.worker, keys, GPU), with_tier=claims)
+
+    def _reach(self, granted: Granted, weights: StepWeights) -> Reach | None:
+        claim = self._claim(granted)
+        if claim is None:
+            return None
+        return self.lower.reach(claim, self.settings.block_size, weights.a)
 
     def catch_up(self, now: Seconds) -> None:
         """Commit the steps that nothing shows, and expect ends anew where the crowd changed."""
@@ -221,7 +254,8 @@ class WorkerState:
             other_ttft = self._price(request, granted, other).ttft
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
-        self._expectations[request.id] = Expectation(price, prior_ttft, learned_ttft, family)
+        expectation = Expectation(price, prior_ttft, learned_ttft, family, self._claim(granted))
+        self._expectations[request.id] = expectation
         self.take(granted, family)
 
     def take(self, granted: Granted, family: BlockKey | None = None) -> None:
@@ -229,7 +263,9 @@ class WorkerState:
         self.changed.add(self)
         if granted.request not in self.mirror.flights:
             below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
-            self.mirror.grant(granted, round(beyond(below, 0)))
+            flight = self.mirror.grant(granted, round(beyond(below, 0)))
+            reach = self._reach(granted, self.weights)
+            flight.seq.reach = 0 if reach is None else reach.blocks
             self.followers.came(granted.at)
 
     def saw_tokens(self, seen: TokensSeen) -> bool:
@@ -244,11 +280,17 @@ class WorkerState:
         self.changed.add(self)
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
         if is_first:
+            self._note_lookup(flight, seen.at)
             self.followers.prefilled(flight.seq.prompt - (flight.seq.cached or 0))
         return is_first and self._grade(flight, seen)
 
-    def saw_end(self, ended: Ended) -> None:
-        """A granted request is over."""
+    def _note_lookup(self, flight: Flight, first_at: Seconds) -> None:
+        believed = flight.believed or 0
+        lookup = Lookup(granted_at=flight.granted_at, first_at=first_at, believed=believed)
+        self.belief.admitted(lookup)
+
+    def saw_end(self, ended: Ended) -> Seen:
+        """A granted request is over; returns what it showed of the cache."""
         self.changed.add(self)
         flight = self.mirror.saw_end(ended)
         expectation = self._expectations.pop(ended.request, None)
@@ -256,21 +298,33 @@ class WorkerState:
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
             family = None if expectation is None else expectation.family
             self.lengths.add(ended.completion_tokens, family, flight.max_tokens)
+        if flight is None:
+            return NOTHING_SEEN
+        found = ended.cached_tokens
+        if expectation is not None and expectation.claim is not None and found is not None:
+            late = None
+            if expectation.ttft is not None:
+                late = late_by(expectation.price, expectation.ttft, found, self.weights)
+            size = self.settings.block_size
+            self.lower.judge(expectation.claim, found // size, late, size)
+        return seen_by(flight, ended, self.belief, self.settings.block_size)
 
     def saw_events(self, batch: KvEvents) -> None:
         """Take a batch of KV events; a sequence that falls back is a restarted engine."""
         self.heard_at = batch.received_at
+        self.lower.note(batch.events)
         if self._sequence is not None and batch.sequence <= self._sequence:
             self.restarted()
         self._sequence = batch.sequence
         self.changed.add(self)
         self.mirror.saw_events(batch)
 
-    def saw_load(self, sample: LoadSample) -> None:
-        """Keep what the engine said of its own load."""
+    def saw_load(self, sample: LoadSample) -> Seen:
+        """Keep what the engine said of its own load; returns what it shows of the cache."""
         self.load = sample
         self.heard_at = sample.at
         self.mirror.saw_load(sample)
+        return Seen(finding=self.belief.counted(sample))
 
     def restarted(self) -> None:
         """The engine began anew: nothing runs there; what was learned of its speed stays."""
@@ -282,7 +336,7 @@ class WorkerState:
         actual = seen.at - flight.granted_at
         expectation = self._expectations.get(seen.request)
         if expectation is not None:
-            price = expectation.price
+            price, expectation.ttft = expectation.price, actual
             self.ttfts.add(price.ttft, actual)
             self.waits.add(price.queue_wait, max(0.0, actual - price.own_prefill))
             self.better.add(

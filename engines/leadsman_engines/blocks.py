@@ -9,9 +9,10 @@ wait for the hash itself. Orphans are bounded, oldest dropped first: that costs 
 wrong one.
 
 Copies are counted: as many removals as stores. An engine set to report blocks anew that it
-already reported (`kv_cache_report_mode=full`) cannot be told from one that made copies. Only the
-first cache group is followed; an engine that keeps parts of its prefixes (`is_windowed`) needs
-more than that group to reuse a block, which is for the reader to heed. An adapter loaded anew
+already reported (`kv_cache_report_mode=full`) cannot be told from one that made copies. The first
+cache group says which tokens a hash names; what a further one keeps of them is told as a tier of
+its own (`leadsman.windows`). Where that cannot be told, such as by groups of other block sizes,
+the view is not to be credited (`is_windowed`). An adapter loaded anew
 under its old name is another adapter: its old blocks are given up.
 
 Source: vLLM 0.32 v1/core/block_pool.py, distributed/kv_events.py.
@@ -27,6 +28,8 @@ from leadsman.keys import MultimodalItem, extend_keys, namespace_seed, root_key
 from leadsman.records import Cleared, KvEvent, Removed, Stored
 from leadsman.units import BlockKey, Blocks, Keys, Tokens
 
+from leadsman_engines.chunks import Chunks
+from leadsman_engines.groups import Groups
 from leadsman_engines.kv_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -51,7 +54,14 @@ class _Adapter:
 class EngineBlocks:
     """Names of one engine's blocks. `counts`: what was left out, by reason."""
 
-    def __init__(self, *, secret: bytes, model: str, orphan_limit: Blocks = ORPHAN_LIMIT) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        model: str,
+        block_size: Tokens | None = None,
+        orphan_limit: Blocks = ORPHAN_LIMIT,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.is_windowed = False
         self._secret = secret
@@ -60,6 +70,8 @@ class EngineBlocks:
         self._copies: dict[str, dict[EngineHash, int]] = {}
         self._orphans = Orphans(orphan_limit)
         self._adapters: dict[str, _Adapter] = {}
+        self._chunks = Chunks(block_size, self.counts)
+        self._groups = Groups(self.counts)
 
     @property
     def known(self) -> Blocks:
@@ -90,6 +102,8 @@ class EngineBlocks:
         self._copies.clear()
         self._orphans.clear()
         self._adapters.clear()
+        self._chunks.clear()
+        self._groups.clear()
         return Cleared()
 
     def check(self) -> None:
@@ -104,11 +118,16 @@ class EngineBlocks:
             assert adapter.blocks <= self._keys.keys()
 
     def _store(self, event: BlockStored, resolved: list[KvEvent]) -> None:
-        self.is_windowed |= event.windowed
         if event.group > 0:
-            self.counts["other_group"] += len(event.hashes)
+            self.is_windowed |= not self._groups.store(event, self._keys, resolved)
             return
+        self.is_windowed |= event.windowed
+        self._groups.block_size = event.block_size or self._groups.block_size
         self._note_adapter(event, resolved)
+        if self._chunks.are_in(event):
+            stored = self._chunks.store(event, self._root)
+            resolved.extend([] if stored is None else [stored])
+            return
         if event.is_dense:
             self._adopt([Orphan(event)], resolved)
             return
@@ -151,13 +170,7 @@ class EngineBlocks:
         """Name an event's blocks from its parent or its first; None where neither is known."""
         if event.is_dense:
             if event.parent is None:
-                seed = namespace_seed(
-                    secret=self._secret,
-                    model=self._model,
-                    lora=event.lora,
-                    cache_salt=event.cache_salt,
-                )
-                return _extend(root_key(seed, event.block_size), event)
+                return _extend(self._root(event, event.block_size), event)
             if event.parent in self._keys:
                 return _extend(self._keys[event.parent], event)
         if event.hashes[0] not in self._keys:
@@ -166,10 +179,22 @@ class EngineBlocks:
         rest = _extend(first, event, skipped=1)
         return np.concatenate([np.array([first], dtype=np.uint64), rest])
 
+    def _root(self, event: BlockStored, block_size: Tokens) -> BlockKey:
+        seed = namespace_seed(
+            secret=self._secret,
+            model=self._model,
+            lora=event.lora,
+            cache_salt=event.cache_salt,
+        )
+        return root_key(seed, block_size)
+
     def _remove(self, event: BlockRemoved, resolved: list[KvEvent]) -> None:
         if event.group > 0:
-            self.counts["other_group"] += len(event.hashes)
+            self._groups.remove(event, resolved)
             return
+        if len(self._chunks):
+            removed, event = self._chunks.remove(event)
+            resolved.extend([] if removed is None else [removed])
         copies = self._copies.get(event.tier, {})
         keys = []
         for name in event.hashes:

@@ -17,7 +17,8 @@ class BlockStored:
 
     tokens: shape (blocks x block_size,), empty where the event names hashes only. items: offsets
     from the first token. windowed: the group keeps only part of each prefix (sliding window,
-    state), so that a hash's place among the tokens is unknown.
+    state), so that a hash's place among the tokens is unknown. window: how many tokens it sees,
+    where it says so.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -27,6 +28,7 @@ class BlockStored:
     tier: str = GPU
     group: int = 0
     windowed: bool = False
+    window: Tokens | None = None
     lora: str | None = None
     lora_id: int | None = None
     cache_salt: str | None = None

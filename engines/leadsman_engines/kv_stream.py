@@ -7,7 +7,8 @@ engine's names `blocks`. An engine that serves several ranks has an endpoint and
 
 A batch that cannot be read makes the view suspect: it may have removed anything. An event of it
 that cannot be read is skipped and counted. An engine that keeps only parts of its prefixes
-(sliding windows, states) is followed, but blind: the first cache group alone says too little.
+(sliding windows, states) and does not tell which is followed, but blind: the first cache group
+alone says too little.
 
 Source: vLLM 0.32 distributed/kv_events.py, ZmqEventPublisher.
 """

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from leadsman.keys import MultimodalItem
 from leadsman.records import GPU
-from leadsman.units import TokenIds, WorkerId
+from leadsman.units import TokenIds, Tokens, WorkerId
 
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.kv_events import (
@@ -57,6 +57,7 @@ class _AnyStored(msgspec.Struct):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
 
 class _Stored(_AnyStored, tag="BlockStored"):
@@ -152,12 +153,22 @@ def _stored(
         tier=tier,
         group=group,
         windowed=event.kv_cache_spec_kind not in _WHOLE_PREFIX,
+        window=_window(event),
         lora=lora,
         lora_id=event.lora_id,
         cache_salt=salt,
         items=items,
         session=event.session_id if isinstance(event, _Stored) else None,
     )
+
+
+def _window(event: _AnyStored) -> Tokens | None:
+    """Say how many tokens a group sees of a prefix: a state sees the last block's."""
+    if event.kv_cache_spec_kind == "mamba":
+        return 2
+    if event.kv_cache_spec_kind in {"sliding_window", "sliding_window_mla"}:
+        return event.kv_cache_spec_sliding_window
+    return None
 
 
 def _unsigned(name: EngineHash) -> EngineHash:

@@ -24,12 +24,16 @@ _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
 _KV_USAGE: Final = "vllm:kv_cache_usage_perc"
 _PROMPT_TOKENS: Final = "vllm:prompt_tokens_total"
+_HITS: Final = "vllm:prefix_cache_hits_total"
 _SLEEP: Final = "vllm:engine_sleep_state"
 _CONFIG: Final = "vllm:cache_config_info"
 _STARTED: Final = "process_start_time_seconds"
-_SGLANG: Final = ("num_running_reqs", "num_queue_reqs", "token_usage", "prompt_tokens_total")
+_SGLANG: Final = (
+    *("num_running_reqs", "num_queue_reqs", "token_usage"),
+    *("prompt_tokens_total", "cached_tokens_total"),
+)
 _NAMES: Final = (
-    *(_RUNNING, _WAITING, _KV_USAGE, _PROMPT_TOKENS, _SLEEP, _CONFIG, _STARTED),
+    *(_RUNNING, _WAITING, _KV_USAGE, _PROMPT_TOKENS, _HITS, _SLEEP, _CONFIG, _STARTED),
     *(f"sglang:{name}" for name in _SGLANG),
 )
 _LINES: Final = re.compile(rb"\n(?:%s)[{ ].*" % "|".join(_NAMES).encode())
@@ -38,7 +42,7 @@ _LINES: Final = re.compile(rb"\n(?:%s)[{ ].*" % "|".join(_NAMES).encode())
 
 @dataclass(slots=True)
 class RankMetrics:
-    """What one engine scheduler says; `prompt_tokens`: since it started.
+    """What one engine scheduler says; `prompt_tokens`, `prefix_hits` in tokens since it started.
 
     Not to be changed once read: pages that say the same share it.
     """
@@ -47,7 +51,16 @@ class RankMetrics:
     waiting: int | None = None
     kv_usage: float | None = None
     prompt_tokens: float | None = None
+    prefix_hits: float | None = None
     is_awake: bool | None = None
+
+    def has_fallen_since(self, before: "RankMetrics") -> bool:
+        """Say whether one of the counters, which only grow, is less than it was."""
+        counters = (
+            (self.prompt_tokens, before.prompt_tokens),
+            (self.prefix_hits, before.prefix_hits),
+        )
+        return any(now is not None and then is not None and now < then for now, then in counters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +82,7 @@ class EngineMetrics:
             running=said.running,
             waiting=said.waiting,
             kv_usage=said.kv_usage,
+            prefix_hits=said.prefix_hits,
         )
 
     @property
@@ -86,9 +100,7 @@ class EngineMetrics:
         if None not in (self.started_at, earlier.started_at):
             return self.started_at != earlier.started_at
         return any(
-            said.prompt_tokens is not None
-            and before.prompt_tokens is not None
-            and said.prompt_tokens < before.prompt_tokens
+            said.has_fallen_since(before)
             for rank, said in self.ranks.items()
             if (before := earlier.ranks.get(rank)) is not None
         )
@@ -132,6 +144,10 @@ def _note(said: RankMetrics, sample: Sample) -> None:
             said.kv_usage = sample.value
         case "vllm:prompt_tokens_total":
             said.prompt_tokens = sample.value
+        case "vllm:prefix_cache_hits_total":
+            said.prefix_hits = sample.value
+        case "sglang:cached_tokens_total":
+            said.prefix_hits = sample.value + (said.prefix_hits or 0.0)
         case "sglang:prompt_tokens_total":
             said.prompt_tokens = sample.value + (said.prompt_tokens or 0.0)
         case "vllm:engine_sleep_state" if sample.labels.get("sleep_state") == "awake":

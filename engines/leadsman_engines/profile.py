@@ -17,6 +17,7 @@ class EngineProfile:
 
     num_blocks: usable KV blocks of one rank (vLLM's num_gpu_blocks - 1).
     kv_events, kv_replay: ZMQ endpoints of the first rank; each further one's port is one higher.
+    kv_events may be the URL of TensorRT-LLM's `/kv_cache_events`: it is drained, by nobody else.
     kv_events "off": the engine publishes none, and nobody is to look for them.
     """
 

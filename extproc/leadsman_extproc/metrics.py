@@ -5,7 +5,7 @@ for. A prediction counts as graded once its first token was seen.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from leadsman.units import Seconds
@@ -20,7 +20,8 @@ class Counts:
 
     fallbacks: by cause, `deadline` or `error`. within: by limit, of `graded` predictions.
     parity: comparisons of our tokens with an engine's, by verdict. token_parity: by model, whether
-    they were alike when last compared: False, and its requests are tokenized by an engine.
+    they were alike when last compared: False, and its requests are tokenized by an engine. trust:
+    gives each worker, how far its cache view is believed now, and why.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -32,6 +33,7 @@ class Counts:
     within: Counter[str] = field(default_factory=Counter)
     parity: Counter[str] = field(default_factory=Counter)
     token_parity: dict[str, bool] = field(default_factory=dict)
+    trust: Callable[[], Iterable[tuple[str, str, str]]] = tuple
     graded: int = 0
     journal_dropped: int = 0
 
@@ -81,6 +83,11 @@ class Page(Collector):
         for model, holds in self._counts.token_parity.items():
             parity.add_metric([model], holds)
         yield parity
+        text = "How far each worker's cache view is believed, and why: always 1."
+        trust = GaugeMetricFamily("leadsman_trust", text, labels=["worker", "trust", "reason"])
+        for told in self._counts.trust():
+            trust.add_metric(told, 1)
+        yield trust
 
 
 class MetricsServer:

@@ -48,6 +48,7 @@ class Served:
     outcome: Outcome
     because: str
     curve: str | None
+    trust: str | None
     max_queue_wait: Seconds | None
     predicted_ttft: Seconds | None
     ttft_bound: Seconds | None
@@ -76,6 +77,7 @@ def served(grant: Grant) -> Served:
         outcome=grant.outcome,
         because=admitted.because,
         curve=prediction.curve if prediction is not None and stayed else None,
+        trust=prediction.trust if prediction is not None and stayed else None,
         max_queue_wait=request.max_queue_wait,
         predicted_ttft=price.ttft if price else None,
         ttft_bound=prediction.ttft_bound if prediction is not None and stayed else None,

@@ -242,18 +242,20 @@ class TrustChanged(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., trust: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LoadSample(_message.Message):
-    __slots__ = ("worker", "at", "running", "waiting", "kv_usage")
+    __slots__ = ("worker", "at", "running", "waiting", "kv_usage", "prefix_hits")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_USAGE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HITS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     at: float
     running: int
     waiting: int
     kv_usage: float
-    def __init__(self, worker: _Optional[str] = ..., at: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ...) -> None: ...
+    prefix_hits: float
+    def __init__(self, worker: _Optional[str] = ..., at: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., prefix_hits: _Optional[float] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("worker", "request", "at", "prompt_tokens", "keys", "max_tokens", "priority", "predicted_ttft", "reads_cache")

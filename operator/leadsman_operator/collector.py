@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import aiohttp
 from leadsman.records import KvEvents, LoadSample, Trust, TrustChanged, WorkerSeen
-from leadsman.units import Seconds, WorkerId
+from leadsman.units import Seconds, Tokens, WorkerId
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.discovery import (
     DiscoveredEngine,
@@ -29,6 +29,7 @@ from leadsman_engines.discovery import (
     discover,
 )
 from leadsman_engines.errors import EngineProtocolError
+from leadsman_engines.kv_drain import KvDrain
 from leadsman_engines.kv_stream import KvSource, KvStream
 from leadsman_engines.load_stream import LoadStream
 from leadsman_engines.metrics import EngineMetrics
@@ -136,13 +137,26 @@ class Collector:
             topic=rank.events.topic,
         )
         while True:
-            blocks = EngineBlocks(secret=self._around.secret, model=rank.settings.model)
+            blocks = EngineBlocks(
+                secret=self._around.secret,
+                model=rank.settings.model,
+                block_size=rank.settings.block_size,
+            )
             try:
-                await KvStream(source, blocks, self._hear, self._around.clock).run()
+                await self._events(source, blocks, rank.settings.block_size)
             except Exception:
                 log.exception("KV event stream broke", extra={"worker": worker})
             self.roster.clear(worker, "KV event stream broke")
             await asyncio.sleep(self._timing.retry)
+
+    async def _events(self, source: KvSource, blocks: EngineBlocks, size: Tokens) -> None:
+        """Follow events that are published, or drain a page of them."""
+        clock = self._around.clock
+        if source.events.startswith(("http://", "https://")):
+            drain = KvDrain(source, blocks, self._hear, clock, block_size=size)
+            await drain.run(self._around.http)
+        else:
+            await KvStream(source, blocks, self._hear, clock).run()
 
     def _hear(self, record: KvEvents | TrustChanged) -> None:
         self._stir.set()

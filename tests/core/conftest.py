@@ -54,6 +54,7 @@ class FakeWorker:
             ttft_bound=price.ttft + self.off_by,
             curve=self.curve,
             trust=Trust.LIVE,
+            trust_reason="history is complete",
             state_age=0.1,
         )
 

@@ -34,6 +34,15 @@ class Naive:
         self.fresh = Counter()
         self.doubted = Counter()
 
+    @property
+    def stores(self):
+        return self.doubted if self.trust is Trust.BLIND else self.fresh
+
+    def confirm(self, key):
+        if not self.fresh[key, GPU]:
+            self.fresh[key, GPU] = 1
+            self.doubted[key, GPU] -= bool(self.doubted[key, GPU])
+
     def remove(self, key, tier):
         for held in (self.fresh, self.doubted):
             if held[key, tier]:
@@ -44,7 +53,7 @@ class Naive:
     def run(self, prompt, among):
         depth = 0
         for key in prompt.tolist():
-            if self.trust is Trust.BLIND or not any(self.fresh[key, tier] for tier in among):
+            if not any(self.fresh[key, tier] for tier in among):
                 break
             depth += 1
         return depth
@@ -63,7 +72,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(worker=workers, stored=some_keys, tier=tiers)
     def store(self, worker, stored, tier):
         self.index.store(worker, stored, tier)
-        self.of(worker).fresh.update((key, tier) for key in stored.tolist())
+        self.of(worker).stores.update((key, tier) for key in stored.tolist())
 
     @rule(worker=workers, removed=some_keys, tier=tiers)
     def remove(self, worker, removed, tier):
@@ -80,7 +89,7 @@ class IndexMachine(RuleBasedStateMachine):
             Cleared(tier="STORAGE"),
         )
         self.index.apply(worker, batch)
-        self.of(worker).fresh.update(
+        self.of(worker).stores.update(
             (key, tier) for key in [*stored.tolist(), *removed[:2].tolist()]
         )
         self.unknown += sum(not self.of(worker).remove(key, tier) for key in removed.tolist())
@@ -107,12 +116,25 @@ class IndexMachine(RuleBasedStateMachine):
         self.index.set_trust(worker, trust)
         naive = self.of(worker)
         naive.trust = trust
-        if trust is Trust.SUSPECT:
+        if trust in {Trust.SUSPECT, Trust.BLIND}:
             naive.doubted.update(naive.fresh)
             naive.fresh = Counter()
-        elif trust is not Trust.BLIND:
+        else:
             naive.fresh.update(naive.doubted)
             naive.doubted = Counter()
+
+    @rule(worker=workers, certain=some_keys)
+    def confirm(self, worker, certain):
+        self.index.confirm(worker, certain)
+        naive = self.of(worker)
+        for key in certain.tolist():
+            naive.confirm(key)
+
+    @rule(worker=workers)
+    def give_up_doubted(self, worker):
+        self.index.give_up_doubted(worker)
+        if worker in self.naive:
+            self.naive[worker].doubted = Counter()
 
     @rule(prompt=some_keys)
     def match(self, prompt):

@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from leadsman.pool import Pool
+from leadsman.records import Trust
 
 KEYS = range(12)
 some_keys = st.lists(st.sampled_from(KEYS), max_size=6, unique=True)
@@ -14,6 +15,7 @@ class PoolBesideAList(RuleBasedStateMachine):
         super().__init__()
         self.pool = Pool()
         self.queue, self.held = [], []
+        self.doubted, self.is_blind = set(), False
 
     def _holds(self, key):
         return any(key in keys for keys in self.held)
@@ -46,7 +48,41 @@ class PoolBesideAList(RuleBasedStateMachine):
     @rule()
     def clear(self):
         self.pool.clear()
-        self.queue, self.held = [], []
+        self.queue, self.held, self.doubted = [], [], set()
+
+    @rule(trust=st.sampled_from(Trust))
+    def set_trust(self, trust):
+        self.pool.set_trust(trust)
+        self.is_blind = trust is Trust.BLIND
+        self.doubted = set()
+        if trust in {Trust.SUSPECT, Trust.BLIND}:
+            self.doubted = {key for key in KEYS if self._holds(key) or key in self.queue}
+
+    @rule(keys=some_keys)
+    def store(self, keys):
+        self.pool.note_stored(keys)
+        self.keep(keys)
+        self.doubted = self.doubted | set(keys) if self.is_blind else self.doubted - set(keys)
+
+    @rule(keys=some_keys, room=st.integers(0, 14))
+    def confirm(self, keys, room):
+        gone = self.pool.confirm(keys, room)
+        new = [key for key in keys if not self._holds(key) and key not in self.queue]
+        self.doubted -= set(keys)
+        self.queue += new
+        held = sum(map(self._holds, KEYS))
+        assert gone == self.queue[: max(0, held + len(self.queue) - room)]
+        self.queue = self.queue[len(gone) :]
+
+    @rule()
+    def give_up_doubted(self):
+        self.pool.give_up_doubted()
+        self.queue = [key for key in self.queue if key not in self.doubted]
+
+    @rule(key=st.sampled_from(KEYS))
+    def what_is_in_doubt_is_not_found(self, key):
+        there = key in self.queue or self._holds(key)
+        assert self.pool.depth([key], 1) == (there and key not in self.doubted)
 
     @rule(lost=st.integers(0, 14), touched=some_keys)
     def a_cutoff_parts_what_is_lost_from_what_stays(self, lost, touched):
@@ -62,6 +98,8 @@ class PoolBesideAList(RuleBasedStateMachine):
     def both_hold_the_same_in_the_same_order(self):
         self.pool.check()
         assert list(self.pool.free) == self.queue
+        self.doubted &= {*self.queue, *(key for keys in self.held for key in keys)}
+        assert self.pool.doubted == self.doubted
         assert self.pool.pins.keys() == {key for keys in self.held for key in keys}
         assert len(self.pool) == len([key for key in KEYS if key in self.pool])
 

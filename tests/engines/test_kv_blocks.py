@@ -8,6 +8,7 @@ from leadsman.index import CacheIndex
 from leadsman.keys import MultimodalItem, block_keys, mix, namespace_seed
 from leadsman.records import GPU, Cleared, Removed, Stored
 from leadsman.units import WorkerId
+from leadsman.windows import group_tier
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
@@ -298,8 +299,9 @@ def test_an_item_enters_by_its_place_also_where_the_chain_goes_on_from_its_first
     assert resolved[0].keys.tolist() == whole[1:].tolist()
 
 
-def test_blocks_of_other_cache_groups_are_counted_and_never_credited():
+def test_groups_that_cannot_be_followed_are_counted_and_make_the_view_incredible():
     blocks = EngineBlocks(secret=b"s", model="m")
+    blocks.resolve([stored((0,))])
 
     resolved = blocks.resolve(
         [stored((0,), group=1, windowed=True), BlockRemoved(hashes=(name((0,)),), group=1)]
@@ -308,6 +310,50 @@ def test_blocks_of_other_cache_groups_are_counted_and_never_credited():
     assert resolved == ()
     assert blocks.is_windowed
     assert blocks.counts["other_group"] == 2
+
+
+def test_a_window_group_says_which_of_the_first_groups_blocks_it_keeps():
+    blocks = EngineBlocks(secret=b"s", model="m")
+    kept = BlockStored(
+        hashes=(name((0, 1)), 77),
+        parent=name((0,)),
+        tokens=tokens((0, 1, 1)),
+        block_size=SIZE,
+        group=1,
+        windowed=True,
+        window=SIZE + 1,
+    )
+
+    resolved = blocks.resolve(
+        [stored((0, 1)), kept, kept, removed((0, 1)), BlockRemoved(hashes=kept.hashes, group=1)]
+    )
+
+    tier = group_tier(1, 1)
+    second = keys((0, 1))[1:]
+    told = [(type(one), one.tier, one.keys.tolist()) for one in resolved if one.tier == tier]
+    assert told == [(Stored, tier, second), (Stored, tier, second), (Removed, tier, second)]
+    assert not blocks.is_windowed
+    assert blocks.counts["sparse"] == 2
+
+
+def test_a_further_group_that_keeps_whole_prefixes_asks_for_no_more_than_the_first():
+    blocks = EngineBlocks(secret=b"s", model="m")
+
+    resolved = blocks.resolve([stored((0,)), stored((0,), group=1)])
+
+    assert [one.keys.tolist() for one in resolved] == [keys((0,))]
+    assert not blocks.is_windowed
+
+
+def test_a_clear_empties_every_group():
+    blocks = EngineBlocks(secret=b"s", model="m")
+    whole = stored((0, 1))
+    windowed = stored((0, 1), group=1, windowed=True, window=2)
+    blocks.resolve([whole, windowed, AllBlocksCleared()])
+
+    resolved = blocks.resolve([windowed, BlockRemoved(hashes=windowed.hashes, group=1)])
+
+    assert [one.keys.tolist() for one in resolved] == [[]]
 
 
 def test_of_a_sparse_list_only_hashes_known_before_are_credited():

@@ -101,6 +101,14 @@ def test_the_session_and_the_cache_group_are_read():
     assert (stored.session, stored.group, stored.windowed) == ("r-1", 1, True)
 
 
+def test_a_group_says_how_much_of_a_prefix_it_sees():
+    spec = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128}
+
+    seen = [one(STORED | said).window for said in (spec, {"kv_cache_spec_kind": "mamba"}, {})]
+
+    assert seen == [128, 2, None]
+
+
 def test_the_adapters_name_is_no_item_of_the_prompt():
     event = STORED | {
         "lora_id": 117,

@@ -71,6 +71,29 @@ def test_without_a_start_time_a_counter_that_fell_is_another_life(tokens, is_ano
     assert after.is_of_another_life_than(before) is is_another
 
 
+@pytest.mark.parametrize(("hits", "is_another"), [(64, True), (4096, False)])
+def test_hits_that_fell_are_another_life(hits, is_another):
+    line = b'vllm:prefix_cache_hits_total{engine="0",model_name="m"} %d\n'
+    before = read_metrics(line % 1024)
+
+    after = read_metrics(line % hits)
+
+    assert after.is_of_another_life_than(before) is is_another
+
+
+def test_tokens_found_cached_are_counted_over_all_that_sglang_tells_apart():
+    said = read_metrics(
+        PAGE
+        + b'vllm:prefix_cache_hits_total{engine="0",model_name="m"} 512\n'
+        + b'sglang:cached_tokens_total{dp_rank="2",cache_source="device"} 96\n'
+        + b'sglang:cached_tokens_total{dp_rank="2",cache_source="host"} 32\n'
+    )
+
+    assert said.load(0, "w#0", 7.0).prefix_hits == 512
+    assert said.ranks[1].prefix_hits is None
+    assert said.ranks[2].prefix_hits == 128
+
+
 def test_a_page_that_says_the_same_among_other_lines_reads_the_same():
     page = read_metrics(PAGE)
 

@@ -36,6 +36,7 @@ def admitted():
         ttft_bound=4.0,
         curve="own",
         trust=Trust.LIVE,
+        trust_reason="history is complete",
         state_age=0.1,
     )
     return Admitted(
@@ -135,6 +136,16 @@ def test_every_count_is_on_the_page():
 
     assert 'leadsman_fallbacks_total{cause="deadline"} 2.0' in page
     assert "leadsman_graded_total 0.0" in page
+
+
+def test_the_page_says_how_far_each_cache_is_believed_and_why():
+    registry = CollectorRegistry()
+    registry.register(Page(Counts(trust=lambda: [("w:8000", Trust.SUSPECT, "batch 7 is lost")])))
+
+    page = generate_latest(registry).decode()
+
+    labels = 'reason="batch 7 is lost",trust="suspect",worker="w:8000"'
+    assert f"leadsman_trust{{{labels}}} 1.0" in page
 
 
 def test_the_page_is_served_until_it_is_closed():

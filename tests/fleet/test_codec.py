@@ -102,6 +102,7 @@ records = st.one_of(
         running=counts,
         waiting=counts,
         kv_usage=maybe(seconds),
+        prefix_hits=maybe(seconds),
     ),
     st.builds(
         Granted,
