@@ -26,7 +26,8 @@ from leadsman.records import (
     WorkerGone,
     WorkerSeen,
 )
-from leadsman_fleet.redis_ends import RedisKeeper, RedisPublisher, RedisReplica, RedisTiming
+from leadsman_fleet.redis_ends import RedisPublisher, RedisReplica, RedisTiming
+from leadsman_fleet.redis_keeper import RedisKeeper, read_state
 from leadsman_fleet.redis_log import Batch, Names, RedisLog, ServerClock, connected
 from leadsman_fleet.state import FleetState
 
@@ -343,6 +344,68 @@ async def test_another_keeper_goes_on_where_one_stopped(server):
 
         newcomer = stage.replica("newcomer")
         await until(lambda: len(words(newcomer.state).get(("a", "kv"), [])) == 100)
+
+
+async def test_a_worker_that_is_handed_over_is_said_by_the_next_one_alone(server):
+    async with Stage(server) as stage:
+        stage.keeper()
+        before, after, reader = stage.publisher(), stage.publisher(), stage.replica("reader")
+        for worker in ("a", "b"):
+            before.publish(seen(worker))
+        before.publish(kv(stored(1, 2)))
+        await until(lambda: words(reader.state).get(("a", "kv")) == [1, 2])
+
+        before.publish(kv(stored(3), sequence=2))
+        await before.let_go(["a"])
+        found = words(await read_state(stage.log()))
+        after.publish(seen("a"))
+        after.publish(kv(Cleared(), stored(7), sequence=9))
+        await until(lambda: words(reader.state).get(("a", "kv")) == [7])
+        before._is_behind = True
+        before.publish(kv(stored(5), worker="b"))
+        await until(lambda: words(reader.state).get(("b", "kv")) == [5])
+
+        assert found["a"]
+        assert found["a", "kv"] in ([1, 2], [1, 2, 3])
+        assert words(reader.state)["a", "kv"] == [7]
+        assert not any(isinstance(one, WorkerGone) for one in reader.records)
+
+
+async def test_a_declaration_that_was_passed_on_is_not_said_again(own_server):
+    first, second = (
+        Declared(budgets=(ScopedBudget(budget=Budget(name=name)),)) for name in ("one", "two")
+    )
+    async with Stage(own_server) as stage:
+        stage.keeper()
+        before, after, reader = stage.publisher(), stage.publisher(), stage.replica("reader")
+        before.declare(first)
+        await until(lambda: reader.declared == first)
+
+        before.declare(None)
+        after.declare(second)
+        await until(lambda: reader.declared == second)
+        own_server.stop()
+        own_server.start()
+        before.publish(seen("a"))
+        after.publish(seen("b"))
+        await until(lambda: sorted(reader.state.workers()) == ["a", "b"])
+
+        assert reader.declared == second
+
+
+@pytest.mark.parametrize("entries", [3, 1000])
+async def test_the_whole_state_can_be_read_at_once(server, entries):
+    async with Stage(server, entries=entries) as stage:
+        before = words(await read_state(stage.log()))
+        keeper, publisher = stage.keeper(), stage.publisher()
+        publisher.publish(seen("a"))
+        for number in range(30):
+            publisher.publish(kv(stored(number), sequence=number))
+            await asyncio.sleep(0.002)
+        await until(lambda: words(keeper._state).get(("a", "kv")) == list(range(30)))
+
+        assert before == {}
+        assert words(await read_state(stage.log())) == words(keeper._state)
 
 
 WORKERS = st.sampled_from("ab")
