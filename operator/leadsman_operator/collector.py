@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import aiohttp
@@ -34,6 +34,7 @@ from leadsman_engines.metrics import EngineMetrics, read_metrics
 
 from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.roster import Roster
+from leadsman_operator.succession import Succession
 
 log = logging.getLogger(__name__)
 
@@ -133,18 +134,28 @@ class Collector:
             replay=rank.events.replay,
             topic=rank.events.topic,
         )
+        before = self._around.before(worker)
         while True:
             blocks = EngineBlocks(secret=self._around.secret, model=rank.settings.model)
+            say: Callable[[KvEvents | TrustChanged], None] = self._around.publish
+            if before is not None:
+                seen = self.roster.workers[worker]
+                say, before = Succession(seen, before, blocks, self._around.publish).hear, None
             try:
-                await KvStream(source, blocks, self._hear, self._around.clock).run()
+                await KvStream(source, blocks, self._hearing(say), self._around.clock).run()
             except Exception:
                 log.exception("KV event stream broke", extra={"worker": worker})
             self.roster.clear(worker, "KV event stream broke")
             await asyncio.sleep(self._timing.retry)
 
-    def _hear(self, record: KvEvents | TrustChanged) -> None:
-        self._stir.set()
-        self._around.publish(record)
+    def _hearing(
+        self, say: Callable[[KvEvents | TrustChanged], None]
+    ) -> Callable[[KvEvents | TrustChanged], None]:
+        def hear(record: KvEvents | TrustChanged) -> None:
+            self._stir.set()
+            say(record)
+
+        return hear
 
     # -- load and readiness --------------------------------------------------------------------
 

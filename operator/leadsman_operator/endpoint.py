@@ -7,11 +7,13 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
-from leadsman.records import Record
-from leadsman.units import Seconds
+from leadsman.records import KvEvents, Record
+from leadsman.units import Seconds, WorkerId
 from leadsman_engines.profile import EMPTY_PROFILE, EngineProfile
 
 Publish: TypeAlias = Callable[[Record], None]
+Before: TypeAlias = Callable[[WorkerId], KvEvents | None]
+"""What the log says that a worker's cache holds, where another collector followed it; said once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,4 @@ class Surroundings:
     clock: Callable[[], Seconds]
     secret: bytes = b""
     timing: CollectorTiming = CollectorTiming()
+    before: Before = lambda _worker: None

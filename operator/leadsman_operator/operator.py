@@ -1,13 +1,17 @@
 """The operator: watches the cluster, follows its engines, serves the fleet stream, says how it is.
 
-Every replica watches, so that whoever comes to lead knows the cluster already. Only the leader
-collects, serves and writes: its port is open while it leads, so a picker that is given the
+Every replica watches, so that whoever comes to lead knows the cluster already. By gRPC only the
+leader collects, serves and writes: its port is open while it leads, so a picker that is given the
 addresses of all replicas finds it by trying. It opens only once the engines have been asked: a
 picker that is told less than it knew would refuse what it could still serve.
+
+Where the log is elsewhere (`open_log`) each replica collects from its share, and nobody listens;
+one of them writes statuses (docs/adr/0024-operators-share-by-seats.md).
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -27,12 +31,18 @@ from leadsman_operator.kube import Api
 from leadsman_operator.lease import Candidate, Election, LeaseTiming
 from leadsman_operator.lessons import LessonBook, Lessons
 from leadsman_operator.objects import Key
+from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.reporter import Reporter
+from leadsman_operator.seats import Shares, Sitter
+from leadsman_operator.shared_fleets import SharedFleets
+from leadsman_operator.table import Table
 from leadsman_operator.watching import Watching
 
 log = logging.getLogger(__name__)
 
 _ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+_RETAIN_EVERY: Final = 4
+"""Turns of reporting between two looks for workers that are nobody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +66,9 @@ class OperatorSettings:
     """What the operator is told.
 
     namespaces: which it serves; none given: all. listen: where pickers follow the fleet stream.
-    health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader; None: this
-    is the only replica. lessons: the ConfigMap that keeps what was learned; None: nothing does.
-    name: this replica's own.
+    health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader, or what the
+    Leases of those that share are called; None: this is the only replica. lessons: the ConfigMap
+    that keeps what was learned; None: nothing does. name: this replica's own.
     """
 
     name: str
@@ -73,10 +83,14 @@ class OperatorSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Operator:
-    """One replica. on_listen: told the port of the fleet stream whenever it opens."""
+    """One replica. on_listen: told the port of the fleet stream whenever it opens.
+
+    open_log: gives the log of a pool that several replicas write; None: the leader has it.
+    """
 
     api: Api
     settings: OperatorSettings
+    open_log: Callable[[str], SharedOutlet] | None = None
     on_listen: Callable[[int], None] = lambda _port: None
     clock: Callable[[], Seconds] = time.monotonic
     watching: Watching = field(init=False)
@@ -95,7 +109,10 @@ class Operator:
                 await stack.enter_async_context(self._health(self.settings.health))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.watching.run(), name="watching")
-                tasks.create_task(self._stand(), name="election")
+                if self.open_log is None:
+                    tasks.create_task(self._stand(), name="election")
+                else:
+                    tasks.create_task(self._share(self.open_log), name="sharing")
 
     async def _stand(self) -> None:
         if self.settings.lease is None:
@@ -129,6 +146,61 @@ class Operator:
                 tasks.create_task(self._report(fleets), name="report")
                 if book is not None:
                     tasks.create_task(self._keep(book, fleets), name="lessons")
+
+    async def _share(self, open_log: Callable[[str], SharedOutlet]) -> None:
+        """Collect from this replica's share, and write while it leads, until cancelled."""
+        await self.watching.synced()
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
+            book = self._book()
+            fleets = SharedFleets(
+                http=http,
+                secret=self.settings.secret,
+                clock=self.clock,
+                timing=self.settings.timing.collect,
+                lessons=await book.load() if book else Lessons(),
+                open_log=open_log,
+            )
+            stack.push_async_callback(fleets.stop)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._sit(fleets), name="seat")
+                tasks.create_task(self._reconcile(fleets), name="reconcile")
+                tasks.create_task(self._report_shared(fleets), name="report")
+                if book is not None:
+                    tasks.create_task(self._keep_shared(book, fleets), name="lessons")
+
+    async def _sit(self, fleets: SharedFleets) -> None:
+        async def make_way(shares: Shares) -> None:
+            await fleets.make_way(shares)
+            self.watching.changed.set()
+
+        lease = self.settings.lease
+        if lease is None:
+            await make_way(Shares(mine=0))
+            return
+        sitter = Sitter(name=self.settings.name, timing=self.settings.timing.lease)
+        await Table(api=self.api, lease=lease, sitter=sitter).run(make_way)
+
+    async def _report_shared(self, fleets: SharedFleets) -> None:
+        reporter = Reporter(api=self.api, instance=self.settings.name)
+        for turn in itertools.count(1):
+            await asyncio.sleep(self.settings.timing.status)
+            await fleets.tell()
+            if fleets.leads:
+                await reporter.tell(self.watching.world(), await fleets.whole_views())
+                if turn % _RETAIN_EVERY == 0:
+                    await fleets.retain()
+
+    async def _keep_shared(self, book: LessonBook, fleets: SharedFleets) -> None:
+        """Keep what is learned while this replica leads, onto what others kept before."""
+        has_led = False
+        while True:
+            await asyncio.sleep(self.settings.timing.learn)
+            if fleets.leads and not has_led:
+                fleets.lessons = await book.load()
+            has_led = fleets.leads
+            if has_led and fleets.learn():
+                await book.save(fleets.lessons)
 
     def _book(self) -> LessonBook | None:
         place = self.settings.lessons

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from leadsman.units import Seconds
@@ -91,7 +91,7 @@ class Table:
     async def _write(self, seat: int, said: Seat) -> None:
         name = Key(self.lease.namespace, f"{self.lease.name}-{seat}")
         found = self._found.get(seat)
-        metadata = dict(found.metadata) if found else {"name": name.name}
+        metadata: dict[str, Any] = dict(found.metadata) if found else {"name": name.name}
         metadata["labels"] = {_LABEL: self.lease.name}
         metadata["annotations"] = {_SEES: ",".join(sorted(said.sees))}
         await write_lease(self.api, name, metadata, said.spec)
