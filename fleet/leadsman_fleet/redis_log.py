@@ -109,6 +109,11 @@ class RedisLog:
     names: Names
     time: ServerClock = field(default_factory=ServerClock)
 
+    async def close(self) -> None:
+        """Give all connections back, those too whose use was cut off."""
+        await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()
+
     def packed(self, batch: Batch, writer: str, number: int) -> dict[bytes, bytes]:
         """Make an entry of a batch; sent again it has to have the same number."""
         fields = {b"w": writer.encode(), b"n": b"%d" % number, b"r": self.written(batch)}

@@ -53,7 +53,9 @@ class Collector:
     """
 
     def __init__(self, endpoint: Endpoint, around: Surroundings) -> None:
-        self.roster = Roster(around.publish, around.clock)
+        self._past = dict(around.before(endpoint.address)) if around.before else {}
+        told = {worker: past.seen for worker, past in self._past.items()}
+        self.roster = Roster(around.publish, around.clock, told)
         self.problem: str | None = None
         self._endpoint = endpoint
         self._address = endpoint.address
@@ -134,7 +136,7 @@ class Collector:
             replay=rank.events.replay,
             topic=rank.events.topic,
         )
-        before = self._around.before(worker)
+        before = self._held_before(worker)
         while True:
             blocks = EngineBlocks(secret=self._around.secret, model=rank.settings.model)
             say: Callable[[KvEvents | TrustChanged], None] = self._around.publish
@@ -147,6 +149,13 @@ class Collector:
                 log.exception("KV event stream broke", extra={"worker": worker})
             self.roster.clear(worker, "KV event stream broke")
             await asyncio.sleep(self._timing.retry)
+
+    def _held_before(self, worker: WorkerId) -> KvEvents | None:
+        """Give what the log knows of a cache when this begins; None: the log begins here too."""
+        if self._around.before is None:
+            return None
+        past = self._past.pop(worker, None)
+        return past.held if past else self.roster.nothing(worker)
 
     def _hearing(
         self, say: Callable[[KvEvents | TrustChanged], None]

@@ -92,8 +92,8 @@ class Fleets:
         await self._collectors[key].set(view.targets.keys(), closed=view.closed())
         self._planned[key] = view
 
-    def _before_of(self, key: Key) -> Before:  # noqa: ARG002  # whoever shares a log needs it
-        return lambda _worker: None
+    def _before_of(self, key: Key) -> Before | None:  # noqa: ARG002  # where a log is shared
+        return None
 
     def _around(self, key: Key, outlet: Outlet) -> Surroundings:
         return Surroundings(

@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from leadsman.declared import Declared
-from leadsman.records import KvEvents, Learned, Record
+from leadsman.records import Learned, Record
 from leadsman.units import WorkerId
 
 from leadsman_operator.collectors import Found
-from leadsman_operator.endpoint import Endpoint
+from leadsman_operator.endpoint import Endpoint, Past
 
 
 class Outlet(Protocol):
@@ -27,8 +27,8 @@ class Outlet(Protocol):
 class SharedOutlet(Outlet, Protocol):
     """A log that several operators write."""
 
-    async def before(self) -> Mapping[WorkerId, KvEvents] | None:
-        """Say what each worker's cache held, as the log last knew; None where it cannot be read."""
+    async def before(self) -> Mapping[WorkerId, Past] | None:
+        """Say what the log knows of each worker now; None where it cannot be read."""
 
     async def let_go(self, workers: Collection[WorkerId]) -> None:
         """Say no more of these workers: another replica will."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 from leadsman.declared import Declared
-from leadsman.records import KvEvents, Learned, Record, WorkerSeen
+from leadsman.records import Learned, Record, WorkerSeen
 from leadsman.units import WorkerId
 from leadsman_fleet.redis_ends import RedisPublisher, RedisTiming
 from leadsman_fleet.redis_keeper import RedisKeeper, read_state
@@ -26,8 +26,9 @@ from msgspec import Struct
 from redis.exceptions import RedisError
 
 from leadsman_operator.collectors import Found
-from leadsman_operator.endpoint import Endpoint
+from leadsman_operator.endpoint import Endpoint, Past
 from leadsman_operator.seats import SEATS
+from leadsman_operator.succession import pasts
 
 log = logging.getLogger(__name__)
 
@@ -71,15 +72,14 @@ class RedisOutlet:
         """See `Outlet`; none where this replica does not lead."""
         return self._keeper.lessons() if self._keeping is not None else []
 
-    async def before(self) -> Mapping[WorkerId, KvEvents] | None:
+    async def before(self) -> Mapping[WorkerId, Past] | None:
         """See `SharedOutlet`."""
         try:
             state = await read_state(self._log)
         except _FAILED as error:
             log.warning("log not read", extra={"error": str(error) or repr(error)})
             return None
-        records = state.snapshot()
-        return {record.worker: record for record in records if isinstance(record, KvEvents)}
+        return pasts(state)
 
     async def let_go(self, workers: Collection[WorkerId]) -> None:
         """See `SharedOutlet`."""
@@ -148,7 +148,7 @@ class RedisOutlet:
         """See `SharedOutlet`."""
         await self.lead(leads=False)
         await _end(self._publishing)
-        await self._log.redis.aclose()
+        await self._log.close()
 
     def _found(self, seat: int) -> str:
         return self._log.names[f"found:{seat}"]

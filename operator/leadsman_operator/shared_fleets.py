@@ -8,11 +8,10 @@ what its caches held (`succession.py`).
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from leadsman.records import KvEvents
-from leadsman.units import Seconds, WorkerId
+from leadsman.units import WorkerId
 
 from leadsman_operator.collectors import Collectors, Found
-from leadsman_operator.endpoint import Before, Endpoint
+from leadsman_operator.endpoint import Before, Endpoint, Past
 from leadsman_operator.fleets import Fleets, planned
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet, SharedOutlet
@@ -31,7 +30,7 @@ class SharedFleets(Fleets):
     open_log: Callable[[str], SharedOutlet]
     shares: Shares = field(default_factory=Shares)
     _logs: dict[Key, SharedOutlet] = field(default_factory=dict)
-    _before: dict[Key, dict[WorkerId, KvEvents]] = field(default_factory=dict)
+    _before: dict[Key, dict[str, dict[WorkerId, Past]]] = field(default_factory=dict)
 
     @property
     def leads(self) -> bool:
@@ -119,17 +118,14 @@ class SharedFleets(Fleets):
         was = self._planned[key].targets if key in self._planned else {}
         pods = {endpoint.address: endpoint.pod for endpoint in was}
         taken = {one.address for one in new if pods.get(one.address, one.pod) == one.pod}
-        self._before[key] = {
-            worker: held for worker, held in known.items() if worker.partition("#")[0] in taken
-        }
+        self._before[key] = {}
+        for worker, past in known.items():
+            address = worker.partition("#")[0]
+            if address in taken:
+                self._before[key].setdefault(address, {})[worker] = past
 
     def _before_of(self, key: Key) -> Before:
-        def before(worker: WorkerId) -> KvEvents:
-            held = self._before.get(key, {}).pop(worker, None)
-            return held or _nothing(worker, self.clock())
+        def before(address: str) -> Mapping[WorkerId, Past]:
+            return self._before.get(key, {}).pop(address, {})
 
         return before
-
-
-def _nothing(worker: WorkerId, now: Seconds) -> KvEvents:
-    return KvEvents(worker=worker, sequence=0, engine_time=0.0, received_at=now, events=())

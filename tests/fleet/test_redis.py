@@ -1,10 +1,6 @@
 """The same records through a real Redis: its loss, its return, and readers that were away."""
 
 import asyncio
-import contextlib
-import shutil
-import socket
-import subprocess
 import time
 import uuid
 
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kube.redis_server import IS_THERE, RedisServer
 from leadsman.budget import Budget
 from leadsman.declared import Declared, ScopedBudget
 from leadsman.records import (
@@ -33,9 +30,7 @@ from leadsman_fleet.state import FleetState
 
 from .records import ended, granted, seen
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="there is no redis-server on this machine"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")
 PATIENCE = 30.0
 
 
@@ -66,36 +61,9 @@ def words(state):
     return said
 
 
-class Redis:
-    """A server that can be stopped, and started again with or without what it held."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.process = None
-
-    def start(self):
-        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder)]
-        command += ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        give_up = time.monotonic() + PATIENCE
-        while time.monotonic() < give_up:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            time.sleep(0.01)
-        raise AssertionError("redis-server does not listen")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    redis = Redis(tmp_path_factory.mktemp("redis"))
+    redis = RedisServer(tmp_path_factory.mktemp("redis"))
     redis.start()
     yield redis
     redis.stop()
@@ -103,7 +71,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def own_server(tmp_path):
-    redis = Redis(tmp_path)
+    redis = RedisServer(tmp_path)
     redis.start()
     yield redis
     redis.stop()
