@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
         health=arguments.health,
         lease=arguments.lease,
         lessons=arguments.lessons,
+        peers=arguments.peers,
         secret=os.environ.get("LEADSMAN_SECRET", "").encode(),
     )
     try:
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--namespace", action="append", default=[], help="serve this one; again for more; or all")
     add("--listen", default="0.0.0.0:9100", help="where pickers follow the fleet stream")
+    add("--peers", metavar="ADDRESS", help="all replicas' --listen: a standby follows the leader's")
     add("--health", default="0.0.0.0:8081", help="where /healthz and /readyz are")
     add("--lease", type=_key, help="NAMESPACE/NAME: needed where there are several replicas")
     add(

@@ -24,6 +24,7 @@ from leadsman_fleet.redis_log import Names, RedisLog, connected
 from leadsman_operator.seats import SEATS, Shares
 
 from .conftest import OURS, PATIENCE, POOLS, budget, create, pool
+from .control_plane import free_ports
 from .redis_server import IS_THERE, RedisServer
 from .stage import Stage, following, until
 
@@ -151,6 +152,8 @@ async def test_failover_loses_no_pick_and_takes_up_what_the_killed_one_had(
                 f"\n{backend} {run}: {seconds:.2f} s from kill -9 until a new pod of its share is"
             )
             print(f"a worker; {sum(stand.answers.values())} requests meanwhile: {stand.answers}")
+        if backend == "redis":
+            await until_shared(stand.heard, [late, *stand.engines])
         assert set(stand.answers) == {200}
         assert stand.heard.gone == []
 
@@ -180,9 +183,11 @@ async def standing(stage, redis):
     engines = [stage.engine("--speed", "50") for _ in range(2)]
     for number, ip in enumerate(engines):
         stage.pod(f"pod-{number}", ip)
-    names, options = ["one", "two"], ["--redis", redis.url] if redis else []
-    ports = [operator(stage, name, *options) for name in names]
+    names, ports = ["one", "two"], [f"127.0.0.1:{port}" for port in free_ports(2)]
     fleet = redis.url if redis else f"ipv4:{','.join(ports)}"
+    for name, port in zip(names, ports, strict=True):
+        grpc = ["--listen", port, "--peers", fleet]
+        operator(stage, name, *(["--redis", fleet] if redis else grpc))
     late = await falling_to(stage, names[0]) if redis else stage.address()
     stage.engine("--speed", "50", ip=late)
     places = [f"{ip}:{stage.port}" for ip in [*engines, late]]

@@ -16,12 +16,14 @@ from leadsman.units import Seconds, WorkerId
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
 from leadsman_fleet.server import FleetService
+from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Collectors
 from leadsman_operator.endpoint import Before, CollectorTiming, Publish, Surroundings
 from leadsman_operator.lessons import Lessons
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet
+from leadsman_operator.pasts import Pasts, address_of
 from leadsman_operator.precedence import declared, ranked
 from leadsman_operator.targets import targets_of
 from leadsman_operator.views import PoolView
@@ -30,14 +32,19 @@ from leadsman_operator.world import World
 
 @dataclass(slots=True, kw_only=True)
 class Fleets:
-    """The pools. secret: names this deployment's block keys, the same in every picker."""
+    """The pools. secret: names this deployment's block keys, the same in every picker.
+
+    past: what is known of pools from the leader before.
+    """
 
     http: aiohttp.ClientSession
     secret: bytes
     clock: Callable[[], Seconds]
     timing: CollectorTiming = field(default_factory=CollectorTiming)
     lessons: Lessons = field(default_factory=Lessons)
+    past: Mapping[Key, FleetState] = field(default_factory=dict)
     pools: Pools = field(init=False)
+    _pasts: dict[Key, Pasts] = field(default_factory=dict)
     _collectors: dict[Key, Collectors] = field(default_factory=dict)
     _planned: dict[Key, PoolView] = field(default_factory=dict)
 
@@ -87,13 +94,23 @@ class Fleets:
         view = planned(pool, world)
         outlet = self._outlet(key)
         if key not in self._collectors:
+            self._begin_with_past(key, view, outlet)
             self._collectors[key] = Collectors(self._around(key, outlet))
         outlet.declare(declared(view.budgets))
         await self._collectors[key].set(view.targets.keys(), closed=view.closed())
         self._planned[key] = view
 
-    def _before_of(self, key: Key) -> Before | None:  # noqa: ARG002  # where a log is shared
-        return None
+    def _begin_with_past(self, key: Key, view: PoolView, outlet: Outlet) -> None:
+        """Say what is known of the workers that are still there."""
+        if key in self.past:
+            addresses = {endpoint.address for endpoint in view.targets}
+            self._pasts[key] = Pasts(self.past[key], addresses)
+            for record in self.past[key].snapshot():
+                if address_of(record.worker) in addresses:
+                    outlet.publish(record)
+
+    def _before_of(self, key: Key) -> Before | None:
+        return self._pasts[key].take if key in self._pasts else None
 
     def _around(self, key: Key, outlet: Outlet) -> Surroundings:
         return Surroundings(

@@ -35,6 +35,7 @@ from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.reporter import Reporter
 from leadsman_operator.seats import Shares, Sitter
 from leadsman_operator.shared_fleets import SharedFleets
+from leadsman_operator.standby import Standby
 from leadsman_operator.table import Table
 from leadsman_operator.watching import Watching
 
@@ -68,7 +69,8 @@ class OperatorSettings:
     namespaces: which it serves; none given: all. listen: where pickers follow the fleet stream.
     health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader, or what the
     Leases of those that share are called; None: this is the only replica. lessons: the ConfigMap
-    that keeps what was learned; None: nothing does. name: this replica's own.
+    that keeps what was learned; None: nothing does. peers: where the other
+    replicas listen, for one that waits to hear what the leader knows. name: this replica's own.
     """
 
     name: str
@@ -77,6 +79,7 @@ class OperatorSettings:
     health: str | None = None
     lease: Key | None = None
     lessons: Key | None = None
+    peers: str | None = None
     secret: bytes = b""
     timing: OperatorTiming = field(default_factory=OperatorTiming)
 
@@ -94,8 +97,11 @@ class Operator:
     on_listen: Callable[[int], None] = lambda _port: None
     clock: Callable[[], Seconds] = time.monotonic
     watching: Watching = field(init=False)
+    _standby: Standby = field(init=False)
+    _leads: bool = False
 
     def __post_init__(self) -> None:
+        self._standby = Standby(peers=self.settings.peers or "", name=self.settings.name)
         self.watching = Watching(
             api=self.api,
             namespaces=self.settings.namespaces,
@@ -111,6 +117,7 @@ class Operator:
                 tasks.create_task(self.watching.run(), name="watching")
                 if self.open_log is None:
                     tasks.create_task(self._stand(), name="election")
+                    tasks.create_task(self._follow(), name="standby")
                 else:
                     tasks.create_task(self._share(self.open_log), name="sharing")
 
@@ -121,10 +128,22 @@ class Operator:
         candidate = Candidate(name=self.settings.name, timing=self.settings.timing.lease)
         await Election(api=self.api, lease=self.settings.lease, candidate=candidate).run(self._lead)
 
+    async def _follow(self) -> None:
+        """Hear what the leader says, whenever that is another."""
+        while self.settings.peers is not None:
+            if not self._leads:
+                self._standby.follow(self.watching.world().pools)
+            await asyncio.sleep(self.settings.timing.status)
+
+    def _lead_no_more(self) -> None:
+        self._leads = False
+
     async def _lead(self) -> None:
         """Collect, serve and write until cancelled."""
         await self.watching.synced()
         async with AsyncExitStack() as stack:
+            self._leads = True
+            stack.callback(self._lead_no_more)
             http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
             book = self._book()
             fleets = Fleets(
@@ -133,6 +152,7 @@ class Operator:
                 clock=self.clock,
                 timing=self.settings.timing.collect,
                 lessons=await book.load() if book else Lessons(),
+                past=await self._standby.take(),
             )
             stack.push_async_callback(fleets.stop)
             await fleets.become(self.watching.world())

@@ -6,9 +6,10 @@ from typing import Protocol
 from leadsman.declared import Declared
 from leadsman.records import Learned, Record
 from leadsman.units import WorkerId
+from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Found
-from leadsman_operator.endpoint import Endpoint, Past
+from leadsman_operator.endpoint import Endpoint
 
 
 class Outlet(Protocol):
@@ -27,8 +28,8 @@ class Outlet(Protocol):
 class SharedOutlet(Outlet, Protocol):
     """A log that several operators write."""
 
-    async def before(self) -> Mapping[WorkerId, Past] | None:
-        """Say what the log knows of each worker now; None where it cannot be read."""
+    async def before(self) -> FleetState | None:
+        """Say what the log says now; None where it cannot be read."""
 
     async def let_go(self, workers: Collection[WorkerId]) -> None:
         """Say no more of these workers: another replica will."""

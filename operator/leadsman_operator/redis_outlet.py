@@ -22,13 +22,14 @@ from leadsman.units import WorkerId
 from leadsman_fleet.redis_ends import RedisPublisher, RedisTiming
 from leadsman_fleet.redis_keeper import RedisKeeper, read_state
 from leadsman_fleet.redis_log import RedisLog
+from leadsman_fleet.state import FleetState
 from msgspec import Struct
 from redis.exceptions import RedisError
 
 from leadsman_operator.collectors import Found
-from leadsman_operator.endpoint import Endpoint, Past
+from leadsman_operator.endpoint import Endpoint
+from leadsman_operator.pasts import address_of
 from leadsman_operator.seats import SEATS
-from leadsman_operator.succession import pasts
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +73,13 @@ class RedisOutlet:
         """See `Outlet`; none where this replica does not lead."""
         return self._keeper.lessons() if self._keeping is not None else []
 
-    async def before(self) -> Mapping[WorkerId, Past] | None:
+    async def before(self) -> FleetState | None:
         """See `SharedOutlet`."""
         try:
-            state = await read_state(self._log)
+            return await read_state(self._log)
         except _FAILED as error:
             log.warning("log not read", extra={"error": str(error) or repr(error)})
             return None
-        return pasts(state)
 
     async def let_go(self, workers: Collection[WorkerId]) -> None:
         """See `SharedOutlet`."""
@@ -134,7 +134,7 @@ class RedisOutlet:
         lost = {
             worker
             for worker in self._keeper.workers()
-            if worker.partition("#")[0] not in addresses and worker not in collected
+            if address_of(worker) not in addresses and worker not in collected
         }
         twice, self._lost = lost & self._lost, lost
         if twice:

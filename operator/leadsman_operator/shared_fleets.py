@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from leadsman.units import WorkerId
+from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Collectors, Found
 from leadsman_operator.endpoint import Before, Endpoint, Past
 from leadsman_operator.fleets import Fleets, planned
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet, SharedOutlet
+from leadsman_operator.pasts import Pasts
 from leadsman_operator.precedence import declared
 from leadsman_operator.seats import Shares
 from leadsman_operator.views import PoolView
@@ -30,7 +32,7 @@ class SharedFleets(Fleets):
     open_log: Callable[[str], SharedOutlet]
     shares: Shares = field(default_factory=Shares)
     _logs: dict[Key, SharedOutlet] = field(default_factory=dict)
-    _before: dict[Key, dict[str, dict[WorkerId, Past]]] = field(default_factory=dict)
+    _before: dict[Key, Pasts] = field(default_factory=dict)
 
     @property
     def leads(self) -> bool:
@@ -114,18 +116,14 @@ class SharedFleets(Fleets):
         new = [one for one in view.targets if self._is_ours(key, one) and one not in running]
         if not new:
             return
-        known = await self._log(key).before() or {}
+        known = await self._log(key).before()
         was = self._planned[key].targets if key in self._planned else {}
         pods = {endpoint.address: endpoint.pod for endpoint in was}
         taken = {one.address for one in new if pods.get(one.address, one.pod) == one.pod}
-        self._before[key] = {}
-        for worker, past in known.items():
-            address = worker.partition("#")[0]
-            if address in taken:
-                self._before[key].setdefault(address, {})[worker] = past
+        self._before[key] = Pasts(known or FleetState(), taken)
 
     def _before_of(self, key: Key) -> Before:
         def before(address: str) -> Mapping[WorkerId, Past]:
-            return self._before.get(key, {}).pop(address, {})
+            return self._before[key].take(address) if key in self._before else {}
 
         return before

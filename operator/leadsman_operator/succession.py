@@ -33,11 +33,11 @@ from leadsman.records import (
     TrustChanged,
     WorkerSeen,
 )
-from leadsman.units import BlockKey, Blocks, Keys, WorkerId
+from leadsman.units import BlockKey, Blocks, Keys
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_fleet.state import FleetState
 
-from leadsman_operator.endpoint import Past, Publish
+from leadsman_operator.endpoint import Publish
 
 
 class Succession:
@@ -166,11 +166,3 @@ def _stored(record: KvEvents) -> Iterable[Stored]:
 
 def _keys(keys: Iterable[BlockKey]) -> Keys:
     return np.fromiter(keys, dtype=np.uint64)
-
-
-def pasts(state: FleetState) -> dict[WorkerId, Past]:
-    """Say of a log what it knows of each worker."""
-    records = state.snapshot()
-    seen = {one.worker: one for one in records if isinstance(one, WorkerSeen)}
-    held = {one.worker: one for one in records if isinstance(one, KvEvents)}
-    return {worker: Past(seen=one, held=held[worker]) for worker, one in seen.items()}
