@@ -89,9 +89,12 @@ class RedisReplica(Replica):
 
     async def run(self) -> None:
         """Follow and report until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(again_and_again(self._follow, "follow"), name="fleet log")
-            tasks.create_task(again_and_again(self._tell, "report"), name="fleet reports")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(again_and_again(self._follow, "follow"), name="fleet log")
+                tasks.create_task(again_and_again(self._tell, "report"), name="fleet reports")
+        finally:
+            await self._log.close()
 
     async def _follow(self) -> None:
         self._alive_until = None
