@@ -5,6 +5,7 @@ another is passed on in silence: its workers are not gone. Whoever takes it up r
 what its caches held (`succession.py`).
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -42,9 +43,8 @@ class SharedFleets(Fleets):
     async def make_way(self, shares: Shares) -> None:
         """Do from now on only what is ours; what is not has ended when this returns."""
         self.shares = shares
-        for key, outlet in list(self._logs.items()):
-            await outlet.lead(leads=self.leads)
-            await self._pass_on(key)
+        await asyncio.gather(*(self._pass_on(*one) for one in self._collectors.items()))
+        await asyncio.gather(*(log.lead(leads=self.leads) for log in self._logs.values()))
 
     async def tell(self) -> None:
         """Let the leader know what this replica found."""
@@ -87,25 +87,25 @@ class SharedFleets(Fleets):
     def _is_ours(self, key: Key, endpoint: Endpoint) -> bool:
         return self.shares.owns(f"{key} {endpoint.address}")
 
-    async def _pass_on(self, key: Key) -> None:
-        if key in self._collectors:
-            workers = await self._collectors[key].pass_on(lambda one: self._is_ours(key, one))
-            if workers:
-                await self._logs[key].let_go(workers)
+    async def _pass_on(self, key: Key, collectors: Collectors) -> None:
+        workers = await collectors.pass_on(lambda one: self._is_ours(key, one))
+        if workers:
+            await self._logs[key].let_go(workers)
 
     async def _fit(self, key: Key, pool: InferencePool, world: World) -> None:
         view, outlet = planned(pool, world), self._log(key)
         if key not in self._collectors:
             self._collectors[key] = Collectors(self._around(key, outlet))
+        collectors = self._collectors[key]
         outlet.declare(declared(view.budgets))
         await outlet.lead(leads=self.leads)
         await self._look_back(key, view)
-        await self._pass_on(key)
+        await self._pass_on(key, collectors)
         ours = {endpoint for endpoint in view.targets if self._is_ours(key, endpoint)}
-        await self._collectors[key].set(ours, closed=view.closed() & ours)
+        await collectors.set(ours, closed=view.closed() & ours)
         self._planned[key] = view
         # What fell to another while this waited is stopped here before it took its first step.
-        await self._pass_on(key)
+        await self._pass_on(key, collectors)
 
     async def _look_back(self, key: Key, view: PoolView) -> None:
         """Read what is known of endpoints that are new to us; a new pod at an old address is new.

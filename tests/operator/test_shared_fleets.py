@@ -116,6 +116,30 @@ async def test_what_one_passes_on_the_other_takes_up_and_nobody_leaves(stage):
     assert [one.budget.name for one in stage.end.declared.budgets] == ["b"]
 
 
+async def test_while_redis_is_away_the_seat_is_left_in_no_more_time_for_many_pools(stage):
+    names = [f"pool-{number}" for number in range(5)]
+    there = world(
+        pools=[pool(name, ports=(stage.port,)) for name in names],
+        pods=[pod("a", "127.0.0.1")],
+        profiles=[STATED],
+    )
+    await stage.one.make_way(FIRST)
+    await stage.one.become(there)
+    await stage.until(lambda: len(found(stage.one)) == len(names))
+    waits = []
+
+    async def let_go(_):
+        waits.append(sum(len(one) for one in stage.one._collectors.values()))
+        await asyncio.sleep(0)
+
+    for log in stage.one._logs.values():
+        log.let_go = let_go
+    with stage.redis.away():
+        await stage.one.make_way(NEITHER)
+
+    assert waits == [0] * len(names)
+
+
 async def test_an_engine_that_cannot_be_asked_when_it_is_taken_up_is_not_ready(stage):
     there = stage.world(pod("a", "127.0.0.1"))
     await stage.one.make_way(FIRST)
