@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from leadsman_operator.seats import SEATS, Seat, Shares, Sitter
 log = logging.getLogger(__name__)
 
 _CONFLICT: Final = 409
+_LEAST_PAUSE: Final[Seconds] = 0.02
 _LABEL: Final = "leadsman.dev/seats-of"
 _SEES: Final = "leadsman.dev/sees"
 
@@ -54,7 +54,7 @@ class Table:
                 except NO_ANSWER as error:
                     log.warning("seat not held", extra={"error": str(error) or repr(error)})
                 await self._share(make_way)
-                await asyncio.sleep(self.sitter.pause(self.clock()) * random.uniform(0.8, 1.0))
+                await asyncio.sleep(max(_LEAST_PAUSE, self.sitter.pause(self.clock())))
         finally:
             self.shares = Shares()
             await make_way(self.shares)
