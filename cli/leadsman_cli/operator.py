@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import uvloop
 from leadsman_operator.kube import ApiError, api
 from leadsman_operator.objects import Key
-from leadsman_operator.operator import Operator, OperatorSettings
+from leadsman_operator.operator import Operator
 from leadsman_operator.outlets import SharedOutlet
+from leadsman_operator.settings import OperatorSettings
 
 from leadsman_cli.logs import log_as_json
 from leadsman_cli.signals import ToldToStop

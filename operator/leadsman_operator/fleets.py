@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 from leadsman.declared import Declared
 from leadsman.engine import EngineSettings
-from leadsman.records import Record, WorkerGone, WorkerSeen
+from leadsman.records import Ended, Granted, Record, TokensSeen, WorkerGone, WorkerSeen
 from leadsman.units import Seconds, WorkerId
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
@@ -82,6 +82,10 @@ class Fleets:
         news = [self.lessons.take(outlet.lessons()) for outlet in outlets]
         return any(news)
 
+    def states(self) -> dict[Key, FleetState]:
+        """Give what each pool's log says now."""
+        return {key: self.pools.of(str(key)).state for key in self._collectors}
+
     async def stop(self) -> None:
         """Stop collecting, and say nothing."""
         for collectors in self._collectors.values():
@@ -101,12 +105,13 @@ class Fleets:
         self._planned[key] = view
 
     def _begin_with_past(self, key: Key, view: PoolView, outlet: Outlet) -> None:
-        """Say what is known of the workers that are still there."""
+        """Say what is known of the workers that are still there; pickers say their grants again."""
         if key in self.past:
             addresses = {endpoint.address for endpoint in view.targets}
             self._pasts[key] = Pasts(self.past[key], addresses)
             for record in self.past[key].snapshot():
-                if address_of(record.worker) in addresses:
+                is_pickers = isinstance(record, Granted | TokensSeen | Ended)
+                if address_of(record.worker) in addresses and not is_pickers:
                     outlet.publish(record)
 
     def _before_of(self, key: Key) -> Before | None:

@@ -11,77 +11,29 @@ one of them writes statuses (docs/adr/0024-operators-share-by-seats.md).
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 import aiohttp
 from aiohttp import web
 from leadsman.units import Seconds
 from leadsman_fleet.server import listen
 
-from leadsman_operator.endpoint import CollectorTiming
 from leadsman_operator.fleets import Fleets
-from leadsman_operator.informer import WatchTiming
 from leadsman_operator.kube import Api
-from leadsman_operator.lease import Candidate, Election, LeaseTiming
+from leadsman_operator.lease import Candidate, Election
 from leadsman_operator.lessons import LessonBook, Lessons
-from leadsman_operator.objects import Key
 from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.reporter import Reporter
-from leadsman_operator.seats import Shares, Sitter
-from leadsman_operator.shared_fleets import SharedFleets
+from leadsman_operator.settings import OperatorSettings
+from leadsman_operator.sharing import ENGINE_TIMEOUT, Sharing, book_of, reconcile
 from leadsman_operator.standby import Standby
-from leadsman_operator.table import Table
 from leadsman_operator.watching import Watching
 
 log = logging.getLogger(__name__)
-
-_ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
-_RETAIN_EVERY: Final = 4
-"""Turns of reporting between two looks for workers that are nobody's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTiming:
-    """gather: how long changes wait for company; status: how often statuses are written at most;
-    settle: how long the port stays closed for engines that have not been asked yet;
-    learn: how often what was learned is kept.
-    """
-
-    gather: Seconds = 0.05
-    status: Seconds = 3.0
-    settle: Seconds = 3.0
-    learn: Seconds = 30.0
-    watch: WatchTiming = field(default_factory=WatchTiming)
-    collect: CollectorTiming = field(default_factory=CollectorTiming)
-    lease: LeaseTiming = field(default_factory=LeaseTiming)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSettings:
-    """What the operator is told.
-
-    namespaces: which it serves; none given: all. listen: where pickers follow the fleet stream.
-    health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader, or what the
-    Leases of those that share are called; None: this is the only replica. lessons: the ConfigMap
-    that keeps what was learned; None: nothing does. peers: where the other
-    replicas listen, for one that waits to hear what the leader knows. name: this replica's own.
-    """
-
-    name: str
-    namespaces: tuple[str, ...] = ()
-    listen: str = "0.0.0.0:9100"
-    health: str | None = None
-    lease: Key | None = None
-    lessons: Key | None = None
-    peers: str | None = None
-    secret: bytes = b""
-    timing: OperatorTiming = field(default_factory=OperatorTiming)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +71,16 @@ class Operator:
                     tasks.create_task(self._stand(), name="election")
                     tasks.create_task(self._follow(), name="standby")
                 else:
-                    tasks.create_task(self._share(self.open_log), name="sharing")
+                    tasks.create_task(self._sharing(self.open_log).run(), name="sharing")
+
+    def _sharing(self, open_log: Callable[[str], SharedOutlet]) -> Sharing:
+        return Sharing(
+            api=self.api,
+            settings=self.settings,
+            watching=self.watching,
+            open_log=open_log,
+            clock=self.clock,
+        )
 
     async def _stand(self) -> None:
         if self.settings.lease is None:
@@ -144,8 +105,8 @@ class Operator:
         async with AsyncExitStack() as stack:
             self._leads = True
             stack.callback(self._lead_no_more)
-            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
-            book = self._book()
+            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=ENGINE_TIMEOUT))
+            book = book_of(self.api, self.settings)
             fleets = Fleets(
                 http=http,
                 secret=self.settings.secret,
@@ -155,89 +116,25 @@ class Operator:
                 past=await self._standby.take(),
             )
             stack.push_async_callback(fleets.stop)
+            stack.callback(lambda: self._standby.remember(fleets.states()))
             await fleets.become(self.watching.world())
             await self._settle(fleets)
             server, [port] = await listen(fleets.pools, self.settings.listen)
             stack.push_async_callback(server.stop, None)
             log.info("fleet stream open", extra={"port": port})
             self.on_listen(port)
+            timing = self.settings.timing
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._reconcile(fleets), name="reconcile")
+                tasks.create_task(reconcile(fleets, self.watching, timing.gather), name="reconcile")
                 tasks.create_task(self._report(fleets), name="report")
                 if book is not None:
                     tasks.create_task(self._keep(book, fleets), name="lessons")
-
-    async def _share(self, open_log: Callable[[str], SharedOutlet]) -> None:
-        """Collect from this replica's share, and write while it leads, until cancelled."""
-        await self.watching.synced()
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
-            book = self._book()
-            fleets = SharedFleets(
-                http=http,
-                secret=self.settings.secret,
-                clock=self.clock,
-                timing=self.settings.timing.collect,
-                lessons=await book.load() if book else Lessons(),
-                open_log=open_log,
-            )
-            stack.push_async_callback(fleets.stop)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._sit(fleets), name="seat")
-                tasks.create_task(self._reconcile(fleets), name="reconcile")
-                tasks.create_task(self._report_shared(fleets), name="report")
-                if book is not None:
-                    tasks.create_task(self._keep_shared(book, fleets), name="lessons")
-
-    async def _sit(self, fleets: SharedFleets) -> None:
-        async def make_way(shares: Shares) -> None:
-            await fleets.make_way(shares)
-            self.watching.changed.set()
-
-        lease = self.settings.lease
-        if lease is None:
-            await make_way(Shares(mine=0))
-            return
-        sitter = Sitter(name=self.settings.name, timing=self.settings.timing.lease)
-        await Table(api=self.api, lease=lease, sitter=sitter).run(make_way)
-
-    async def _report_shared(self, fleets: SharedFleets) -> None:
-        reporter = Reporter(api=self.api, instance=self.settings.name)
-        for turn in itertools.count(1):
-            await asyncio.sleep(self.settings.timing.status)
-            await fleets.tell()
-            if fleets.leads:
-                await reporter.tell(self.watching.world(), await fleets.whole_views())
-                if turn % _RETAIN_EVERY == 0:
-                    await fleets.retain()
-
-    async def _keep_shared(self, book: LessonBook, fleets: SharedFleets) -> None:
-        """Keep what is learned while this replica leads, onto what others kept before."""
-        has_led = False
-        while True:
-            await asyncio.sleep(self.settings.timing.learn)
-            if fleets.leads and not has_led:
-                fleets.lessons = await book.load()
-            has_led = fleets.leads
-            if has_led and fleets.learn():
-                await book.save(fleets.lessons)
-
-    def _book(self) -> LessonBook | None:
-        place = self.settings.lessons
-        return None if place is None else LessonBook(api=self.api, place=place)
 
     async def _settle(self, fleets: Fleets) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.timing.settle):
                 while not fleets.is_settled():  # noqa: ASYNC110  # it tells nobody when it is
                     await asyncio.sleep(0.02)
-
-    async def _reconcile(self, fleets: Fleets) -> None:
-        while True:
-            await self.watching.changed.wait()
-            await asyncio.sleep(self.settings.timing.gather)
-            self.watching.changed.clear()
-            await fleets.become(self.watching.world())
 
     async def _report(self, fleets: Fleets) -> None:
         reporter = Reporter(api=self.api, instance=self.settings.name)

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from leadsman_operator.lease import LeaseTiming
 from leadsman_operator.seats import SEATS, Seat, Shares, Sitter
@@ -104,6 +104,7 @@ def test_nothing_is_ever_done_by_two(moves):
         table.check()
 
 
+@settings(max_examples=30)
 @given(MOVES, st.sets(st.integers(0, 3), max_size=3))
 def test_whatever_happened_soon_everything_is_done_by_those_who_are_left(moves, dead):
     table = Table(4)

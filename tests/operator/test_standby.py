@@ -7,8 +7,9 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
-from leadsman.records import KvEvents, Stored, Trust, TrustChanged, WorkerSeen
+from leadsman.records import Granted, KvEvents, Stored, Trust, TrustChanged, WorkerSeen
 from leadsman_fleet.server import listen
+from leadsman_fleet.state import FleetState
 from leadsman_operator.fleets import Fleets
 from leadsman_operator.objects import Key
 from leadsman_operator.standby import Standby
@@ -29,6 +30,19 @@ async def until(is_so):
     async with asyncio.timeout(PATIENCE):
         while not is_so():  # noqa: ASYNC110  # it tells nobody when it is
             await asyncio.sleep(0.01)
+
+
+def granted(request, *, worker):
+    return Granted(
+        worker=worker,
+        request=request,
+        at=1.0,
+        prompt_tokens=9,
+        keys=np.arange(3, dtype=np.uint64),
+        max_tokens=None,
+        priority=0,
+        predicted_ttft=None,
+    )
 
 
 @pytest.fixture
@@ -60,10 +74,11 @@ async def test_who_comes_to_lead_begins_with_what_the_leader_knew(engine, tmp_pa
                 events=(Stored(keys=keys),),
             )
         )
+        service.take("picker", [granted("r", worker=worker)])
         server, _ = await listen(leader.pools, address)
         standby = Standby(peers=address, name="next")
         standby.follow([CHAT])
-        await until(standby._states[CHAT].workers)
+        await until(standby._followers[CHAT].state.workers)
         await leader.stop()
         await server.stop(None)
         engine.is_reachable = False
@@ -74,8 +89,21 @@ async def test_who_comes_to_lead_begins_with_what_the_leader_knew(engine, tmp_pa
 
         [held] = said(after, KvEvents)
         assert [seen.ready for seen in said(after, WorkerSeen)] == [True]
+        assert said(after, Granted) == []
         assert [one.keys.tolist() for one in held.events if isinstance(one, Stored)] == [[1, 2, 3]]
         await until(lambda: [seen.ready for seen in said(after, WorkerSeen)] == [False])
         await after.become(world())
         assert said(after, WorkerSeen) == []
         await after.stop()
+
+
+async def test_who_led_before_and_heard_of_nobody_begins_with_what_it_knew(tmp_path):
+    standby = Standby(peers=f"unix:{tmp_path / 'nobody'}", name="me")
+    own = FleetState()
+    standby.remember({CHAT: own})
+    standby.follow([CHAT])
+
+    taken = await standby.take()
+
+    assert taken == {CHAT: own}
+    assert await standby.take() == {}
