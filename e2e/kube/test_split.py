@@ -7,6 +7,7 @@ seconds Redis answers nobody.
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -14,13 +15,16 @@ import time
 
 import aiohttp
 import pytest
-from leadsman.records import WorkerGone, WorkerSeen
+from leadsman.records import KvEvents, Stored, WorkerGone, WorkerSeen
 from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_engines.discovery import discover
 from leadsman_engines.profile import EMPTY_PROFILE
 from leadsman_fleet.redis_ends import RedisReplica
 from leadsman_fleet.redis_log import Names, RedisLog, connected
+from leadsman_fleet.state import FleetState
+from leadsman_operator.collectors import Collectors
+from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.seats import SEATS, Shares
 
 from .conftest import OURS, PATIENCE, POOLS, budget, create, pool
@@ -60,11 +64,12 @@ class Heard:
     """What a picker hears through Redis, and what each operator says that it found."""
 
     def __init__(self, url, pool):
-        self.workers, self.gone = {}, []
+        self.workers, self.gone, self.state = {}, [], FleetState()
         self.log = RedisLog(redis=connected(url), names=Names(pool=pool))
         self.end = RedisReplica(self.log, "test", self._hear)
 
     def _hear(self, record):
+        self.state.apply(record)
         match record:
             case WorkerSeen():
                 self.workers[record.worker] = record
@@ -154,6 +159,10 @@ async def test_failover_loses_no_pick_and_takes_up_what_the_killed_one_had(
             print(f"a worker; {sum(stand.answers.values())} requests meanwhile: {stand.answers}")
         if backend == "redis":
             await until_shared(stand.heard, [late, *stand.engines])
+            await stand.rest()
+            async with asked_anew([late, *stand.engines]) as truth:
+                await until(lambda: blocks(stand.heard.state) == blocks(truth), lambda: truth)
+            assert any(blocks(stand.heard.state).values())
         assert set(stand.answers) == {200}
         assert stand.heard.gone == []
 
@@ -170,11 +179,39 @@ class Stand:
 
     async def load(self, http, url, body):
         """Send requests without end, and count what is answered."""
-        while True:
+        for number in itertools.count():
+            body["prompt"] = f"{number} " * 40
             async with http.post(url, json=body) as answer:
                 await answer.read()
                 self.answers[answer.status] = self.answers.get(answer.status, 0) + 1
             await asyncio.sleep(0.05)
+
+    async def rest(self):
+        """Send no more."""
+        self.loading.cancel()
+        await asyncio.gather(self.loading, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def asked_anew(endpoints):
+    """Collect from engines from their first batch on; gives what they hold."""
+    state = FleetState()
+    async with aiohttp.ClientSession() as http:
+        around = Surroundings(http=http, publish=state.apply, clock=time.monotonic)
+        collectors = Collectors(around)
+        await collectors.set([Endpoint(url=f"http://{one}") for one in endpoints])
+        yield state
+        await collectors.stop()
+
+
+def blocks(state):
+    """Say what each worker holds, as often as it holds it."""
+    held = {}
+    for record in state.snapshot():
+        if isinstance(record, KvEvents):
+            stored = [one for one in record.events if isinstance(one, Stored)]
+            held[record.worker] = sorted(int(key) for one in stored for key in one.keys)
+    return held
 
 
 @contextlib.asynccontextmanager
@@ -200,13 +237,14 @@ async def standing(stage, redis):
         picker = stage.picker(fleet, "chat", rank.settings.model)
         envoy = stack.enter_context(running_envoy(EnvoyConfig(engines=places, picker=picker)))
         stand = Stand(heard, places[:2], late, names[0])
-        body = {"model": rank.settings.model, "prompt": "word " * 20, "max_tokens": 4}
-        load = asyncio.create_task(stand.load(http, f"{envoy.url}/v1/completions", body))
-        stack.callback(load.cancel)
+        body = {"model": rank.settings.model, "max_tokens": 4}
+        load = stand.load(http, f"{envoy.url}/v1/completions", body)
+        stand.loading = asyncio.create_task(load)
+        stack.push_async_callback(stand.rest)
         await until(lambda: stand.answers.get(200, 0) > 5, lambda: stand.answers)
         stand.answers.clear()
         yield stand
-        assert not load.done(), load.exception()
+        assert stand.loading.cancelled() or not stand.loading.done(), stand.loading.exception()
 
 
 async def falling_to(stage, name):
