@@ -92,8 +92,11 @@ class Table:
         name = Key(self.lease.namespace, f"{self.lease.name}-{seat}")
         found = self._found.get(seat)
         metadata: dict[str, Any] = dict(found.metadata) if found else {"name": name.name}
-        metadata["labels"] = {_LABEL: self.lease.name}
-        metadata["annotations"] = {_SEES: ",".join(sorted(said.sees))}
+        for what, key, value in (
+            ("labels", _LABEL, self.lease.name),
+            ("annotations", _SEES, ",".join(sorted(said.sees))),
+        ):
+            metadata[what] = (metadata.get(what) or {}) | {key: value}
         await write_lease(self.api, name, metadata, said.spec)
 
     async def _resign(self) -> None:
