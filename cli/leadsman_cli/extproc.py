@@ -1,8 +1,8 @@
 """`leadsman extproc`: one picker of a fleet that is followed elsewhere, mostly by the operator.
 
-It serves as soon as it knows a worker, and keeps deciding on what it knows while the stream is
-away. Its budgets come by the stream; the file says what the stream cannot: tokenizers and how to
-serve.
+It serves as soon as it knows a worker, and keeps deciding on what it knows while the stream, or the
+Redis that carries it, is away. Its budgets come by the stream; the file says what the stream
+cannot: tokenizers and how to serve.
 """
 
 import argparse
@@ -29,11 +29,17 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; gives the exit status, 2 where the file is wrong."""
     parser = argparse.ArgumentParser(prog="leadsman extproc", description=main.__doc__)
     add = parser.add_argument
-    add("--fleet", required=True, help="host:port of the operator's fleet stream")
+    add(
+        "--fleet",
+        default=os.environ.get("LEADSMAN_REDIS_URL"),
+        help="host:port of the operator's fleet stream, or redis://host; or by LEADSMAN_REDIS_URL",
+    )
     add("--pool", required=True, help="NAMESPACE/NAME of the InferencePool")
     add("--config", type=Path, help="models, picker, budget; the secret also by LEADSMAN_SECRET")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
     arguments = parser.parse_args(argv)
+    if not arguments.fleet:
+        parser.error("--fleet is needed where LEADSMAN_REDIS_URL is not set")
     log_as_json(arguments.log_level)
     try:
         plan = _plan(arguments.config)

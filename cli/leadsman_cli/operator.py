@@ -7,15 +7,18 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import uvloop
 from leadsman_operator.kube import ApiError, api
 from leadsman_operator.objects import Key
-from leadsman_operator.operator import Operator, OperatorSettings
+from leadsman_operator.operator import Operator
+from leadsman_operator.outlets import SharedOutlet
+from leadsman_operator.settings import OperatorSettings
 
 from leadsman_cli.logs import log_as_json
 from leadsman_cli.signals import ToldToStop
+from leadsman_cli.states import redis_log
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +34,11 @@ def main(argv: Sequence[str]) -> int:
         health=arguments.health,
         lease=arguments.lease,
         lessons=arguments.lessons,
+        peers=arguments.peers,
         secret=os.environ.get("LEADSMAN_SECRET", "").encode(),
     )
     try:
-        uvloop.run(_run(settings, arguments.kubeconfig))
+        uvloop.run(_run(settings, arguments.kubeconfig, arguments.redis))
     except (ApiError, OSError) as error:
         print(f"leadsman operator: {error}", file=sys.stderr)
         return 1
@@ -50,8 +54,16 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--namespace", action="append", default=[], help="serve this one; again for more; or all")
     add("--listen", default="0.0.0.0:9100", help="where pickers follow the fleet stream")
+    add("--peers", metavar="ADDRESS", help="all replicas' --listen: a standby follows the leader's")
     add("--health", default="0.0.0.0:8081", help="where /healthz and /readyz are")
     add("--lease", type=_key, help="NAMESPACE/NAME: needed where there are several replicas")
+    add(
+        "--redis",
+        metavar="URL",
+        default=os.environ.get("LEADSMAN_REDIS_URL"),
+        help="carry fleet state by this Redis or Valkey, and share the collecting; nothing listens"
+        " then. Default: LEADSMAN_REDIS_URL",
+    )
     add("--lessons", type=_key, help="NAMESPACE/NAME of a ConfigMap to keep what is learned in")
     add("--kubeconfig", help="else the pod's service account, or the user's own")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
@@ -65,10 +77,21 @@ def _key(text: str) -> Key:
     return Key(namespace, name)
 
 
-async def _run(settings: OperatorSettings, kubeconfig: str | None) -> None:
+def _opener(url: str | None) -> Callable[[str], SharedOutlet] | None:
+    """Give what opens the logs at a URL; None where there is none. Raises OSError."""
+    if not url:
+        return None
+    redis_log(url, "")
+    from leadsman_operator.redis_outlet import RedisOutlet
+
+    return lambda pool: RedisOutlet(redis_log(url, pool))
+
+
+async def _run(settings: OperatorSettings, kubeconfig: str | None, redis: str | None) -> None:
     told = ToldToStop()
     async with api(kubeconfig) as server:
-        operator = asyncio.create_task(Operator(api=server, settings=settings).run())
+        process = Operator(api=server, settings=settings, open_log=_opener(redis))
+        operator = asyncio.create_task(process.run())
         try:
             await told.wait(operator)
         finally:

@@ -23,7 +23,9 @@ from leadsman_extproc.reading import Reader
 from leadsman_extproc.serve import Service
 from leadsman_extproc.settings import Settings
 from leadsman_fleet.client import FleetClient, Target
+from leadsman_fleet.replica import Replica
 
+from leadsman_cli.states import REDIS, redis_log
 from leadsman_cli.tokenize import EngineTokenizer
 
 ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
@@ -47,7 +49,7 @@ class PickerParts:
 
     service: Service
     fleet: Fleet
-    client: FleetClient
+    client: Replica
     comparing: Comparing
 
 
@@ -60,7 +62,8 @@ def picker(
 ) -> PickerParts:
     """Put a picker together with its end of the stream; each knows the other.
 
-    target: the stream's address, and the pool. take: the log's own, where it is in this process.
+    target: the stream's address, a Redis where it is the URL of one, and the pool. take: the log's
+    own, where it is in this process.
     """
     address, pool = target
     fleet = Fleet()
@@ -88,8 +91,7 @@ def picker(
     def budget_for(request: Request, headers: Mapping[str, str]) -> Budget:
         return (client.declared or _NOTHING).budget_for(request, headers, plan.budget)
 
-    stream = Target(address=address, replica=uuid.uuid4().hex, pool=pool)
-    client = FleetClient(stream, hear, take=take)
+    client = _end_of(address, pool, hear, take)
     service = Service(
         fleet=fleet,
         reads=reader,
@@ -99,6 +101,20 @@ def picker(
         counts=counts,
     )
     return PickerParts(service=service, fleet=fleet, client=client, comparing=comparing)
+
+
+def _end_of(
+    address: str,
+    pool: str,
+    hear: Callable[[Record], None],
+    take: Callable[[str, Sequence[Record]], None] | None,
+) -> Replica:
+    name = uuid.uuid4().hex
+    if address.startswith(REDIS):
+        from leadsman_fleet.redis_ends import RedisReplica
+
+        return RedisReplica(redis_log(address, pool), name, hear)
+    return FleetClient(Target(address=address, replica=name, pool=pool), hear, take=take)
 
 
 def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:
@@ -118,7 +134,7 @@ def _ready_endpoints(fleet: Fleet) -> Callable[[str], Collection[str]]:
     return find
 
 
-async def _teach(fleet: Fleet, client: FleetClient) -> None:
+async def _teach(fleet: Fleet, client: Replica) -> None:
     """Tell what was learned of each worker's speed, so that a replica that joins has it."""
     told: dict[WorkerId, Learned] = {}
     while True:

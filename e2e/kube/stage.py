@@ -45,9 +45,13 @@ class Stage:
 
     # -- pods and engines ----------------------------------------------------------------------
 
-    def engine(self, *options, ports=None):
+    def address(self):
+        """Give an address that nobody has yet."""
+        return next(_addresses)
+
+    def engine(self, *options, ports=None, ip=None):
         """Start an engine at an address of its own; gives the address."""
-        ip = next(_addresses)
+        ip = ip or self.address()
         for port in ports or [self.port]:
             name = f"engine-{ip}-{port}"
             place = ["--host", ip, "--port", str(port)]
@@ -179,6 +183,10 @@ class Follower:
         """The declared budgets' names, in order."""
         declared = self.client.declared
         return None if declared is None else [one.budget.name for one in declared.budgets]
+
+    def endpoints(self):
+        """Which endpoints there are."""
+        return set(self.readiness())
 
     def readiness(self):
         """Which endpoints there are, and whether each takes requests."""

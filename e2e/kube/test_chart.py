@@ -1,11 +1,13 @@
 """The chart, by the real helm, on the real API server."""
 
+import base64
 import json
 import re
 import subprocess
 
 import pytest
 import yaml
+from leadsman_operator.seats import SEATS
 
 from .conftest import ROOT, kubeconfig_of
 from .control_plane import NotToBeHadError
@@ -49,6 +51,12 @@ VALUES = {
         "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "client"}},
     },
     "dashboard": {"dashboard": {"enabled": True}},
+    "redis": {"pools": [POOL], "state": {"backend": "redis", "redis": {"url": "redis://h:1/0"}}},
+    "own redis": {
+        "pools": [POOL],
+        "state": {"backend": "redis", "redis": {"secret": "valkey", "port": 7000}},
+        "networkPolicy": {"enabled": True, "egress": True},
+    },
     "guarded": {
         "pools": [POOL],
         "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "gateway"}},
@@ -184,6 +192,9 @@ def path_of(document, namespace):
         ({"pools": [POOL | {"create": {"matchLabels": {"a": "b"}}}]}, "targetPorts"),
         ({"gateway": {"kind": "nginx"}}, "kind"),
         ({"operator": {"replicas": 0}}, "replicas"),
+        ({"operator": {"replicas": 17}}, "replicas"),
+        ({"state": {"backend": "redis"}}, "state.redis.url"),
+        ({"state": {"backend": "redis", "redis": {"url": "valkey:6379"}}}, "url"),
         ({"picker": {}}, "picker"),
         ({"pools": [{"name": "p" * 40}], "nameOverride": "n" * 40}, "pools[ppp"),
         ({"pools": [BARE | {"routes": ["r"]}]}, "routes"),
@@ -283,10 +294,18 @@ def named(rendered, kind, name):
     return [one for one in rendered if (one["kind"], one["metadata"]["name"]) == (kind, name)]
 
 
-def test_the_operator_may_write_nothing_that_it_does_not_own(helm):
+SEATS_OF_REDIS = [f"r-leadsman-operator-{seat}" for seat in range(SEATS)]
+
+
+@pytest.mark.parametrize(
+    ("values", "leases"),
+    [({}, ["r-leadsman-operator"]), (VALUES["redis"], SEATS_OF_REDIS)],
+    ids=["grpc", "redis"],
+)
+def test_the_operator_may_write_nothing_that_it_does_not_own(helm, values, leases):
     rules = [
         (resource, set(rule["verbs"]), rule.get("resourceNames"))
-        for one in helm.rendered({})
+        for one in helm.rendered(values)
         if one["kind"] in {"Role", "ClusterRole"}
         for rule in one["rules"]
         for resource in rule["resources"]
@@ -303,8 +322,26 @@ def test_the_operator_may_write_nothing_that_it_does_not_own(helm):
         "leases",
         "configmaps",
     }
-    assert writes["leases"] == ["r-leadsman-operator"]
+    assert writes["leases"] == leases
     assert writes["configmaps"] == ["r-leadsman-operator-lessons"]
+
+
+def test_where_redis_is_stays_in_a_secret(helm):
+    values = {"state": {"backend": "redis", "redis": {"url": "redis://:word@valkey:6379/0"}}}
+    documents = helm.rendered(values | {"pools": [POOL]})
+
+    [secret] = [one for one in documents if one["kind"] == "Secret"]
+    told = base64.b64decode(secret["data"]["redis-url"]).decode()
+    containers = [
+        one["spec"]["template"]["spec"]["containers"][0]
+        for one in documents
+        if one["kind"] == "Deployment"
+    ]
+    places = [env["valueFrom"]["secretKeyRef"] for one in containers for env in one["env"]]
+    assert told == values["state"]["redis"]["url"]
+    assert places.count({"name": secret["metadata"]["name"], "key": "redis-url"}) == 2
+    assert "word" not in str([one for one in documents if one["kind"] != "Secret"])
+    assert not any("--fleet" in str(one["args"]) for one in containers)
 
 
 def test_a_release_lives_through_upgrade_and_rollback_and_leaves_nothing(cluster, plane, namespace):

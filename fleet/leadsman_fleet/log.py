@@ -69,6 +69,11 @@ class FleetLog:
             self._held -= self._ring.popleft().weight
         return self.sequence
 
+    @property
+    def state(self) -> FleetState:
+        """What all records add up to; the log's own."""
+        return self._state
+
     def snapshot(self, *, reader: str | None = None) -> list[Record]:
         """Say everything that holds now, except what the reader itself reported."""
         return self._state.snapshot(without=reader)

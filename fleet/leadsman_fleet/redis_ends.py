@@ -1,8 +1,9 @@
-"""The three ends of a log in Redis: a picker, a collector's owner, and who keeps it short.
+"""Two ends of a log in Redis: a picker's, and that of whoever owns collectors.
 
-All of them retry by themselves and never make their owner wait. While Redis is away pickers decide
-on what they have, and tell afterwards what they did; an owner of collectors keeps what it has to
-say up to a bound, and beyond it says its whole state again instead.
+Who keeps the log short is `redis_keeper`. All of them retry by themselves and never make their
+owner wait. While Redis is away pickers decide on what they have, and tell afterwards what they did;
+an owner of collectors keeps what it has to say up to a bound, and beyond it says its whole state
+again instead.
 """
 
 import asyncio
@@ -10,33 +11,31 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from leadsman.declared import Declared
-from leadsman.records import Ended, Outcome, Record, WorkerGone
+from leadsman.records import Record, WorkerGone
 from leadsman.units import Seconds, WorkerId
 from redis.exceptions import RedisError
 
 from leadsman_fleet.codec import weight
 from leadsman_fleet.follower import Part, Phase
 from leadsman_fleet.redis_log import (
-    START,
     Batch,
     Entries,
     RedisLog,
     Snapshot,
     Tail,
     heed_cancellation,
-    snapshot_fields,
 )
 from leadsman_fleet.replica import Replica
 from leadsman_fleet.state import FleetState
 from leadsman_fleet.waiting import happens
 
 log = logging.getLogger(__name__)
-_PART_BYTES: Final = 1024 * 1024
+PART_BYTES: Final = 1024 * 1024
 _LONGEST_PAUSE: Final[Seconds] = 1.0
 
 
@@ -55,7 +54,7 @@ class RedisTiming:
     patience: Seconds = 1.0
 
 
-async def _again_and_again(attempt: Callable[[], Awaitable[None]], what: str) -> None:
+async def again_and_again(attempt: Callable[[], Awaitable[None]], what: str) -> None:
     """Attempt for ever; an attempt that Redis fails is made again after a pause."""
     pause = 0.05
     while True:
@@ -90,9 +89,12 @@ class RedisReplica(Replica):
 
     async def run(self) -> None:
         """Follow and report until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_again_and_again(self._follow, "follow"), name="fleet log")
-            tasks.create_task(_again_and_again(self._tell, "report"), name="fleet reports")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(again_and_again(self._follow, "follow"), name="fleet log")
+                tasks.create_task(again_and_again(self._tell, "report"), name="fleet reports")
+        finally:
+            await self._log.close()
 
     async def _follow(self) -> None:
         self._alive_until = None
@@ -162,6 +164,7 @@ class RedisPublisher:
         self._is_behind = False
         self._is_declared = True
         self._has_news = asyncio.Event()
+        self._is_idle = asyncio.Event()
 
     def publish(self, record: Record) -> None:
         """Say a record, soon. Never blocks."""
@@ -176,15 +179,29 @@ class RedisPublisher:
             self._pending.append(record)
         self._has_news.set()
 
-    def declare(self, declared: Declared) -> None:
-        """Say what is declared of the pool from now on."""
+    def declare(self, declared: Declared | None) -> None:
+        """Say what is declared of the pool from now on; None: another does, from now on."""
         if declared != self._declared:
-            self._declared, self._is_declared = declared, False
+            self._declared, self._is_declared = declared, declared is None
             self._has_news.set()
+
+    async def let_go(self, workers: Collection[WorkerId]) -> None:
+        """Say nothing more of these workers: another will. They are not gone.
+
+        What was not said yet is dropped, and what is on its way is waited for, a while.
+        """
+        for worker in workers:
+            self._state.apply(WorkerGone(worker=worker))
+        self._told.difference_update(workers)
+        self._pending = [one for one in self._pending if one.worker not in workers]
+        if self._sending is not None:
+            kept = tuple(one for one in self._sending.records if one.worker not in workers)
+            self._sending = replace(self._sending, records=kept)
+            await happens(self._is_idle, within=self._timing.patience)
 
     async def run(self) -> None:
         """Say what there is until cancelled."""
-        await _again_and_again(self._say, "publish")
+        await again_and_again(self._say, "publish")
 
     async def _say(self) -> None:
         await self._log.time.measure(self._log.redis)
@@ -196,10 +213,12 @@ class RedisPublisher:
                 await asyncio.sleep(self._timing.linger)
                 self._sending = self._next()
             if self._sending is not None:
+                self._is_idle.clear()
                 entry = self._log.packed(self._sending, self._writer, self._number)
                 await self._log.redis.xadd(self._log.names["log"], entry)
                 heed_cancellation()
                 self._sending, self._told = None, set(self._state.workers())
+            self._is_idle.set()
 
     async def _look_at_epoch(self) -> None:
         """Say all of the state again where a life of the log began that may not know it."""
@@ -218,7 +237,7 @@ class RedisPublisher:
         taken, size = 0, 0
         for record in self._pending:
             taken, size = taken + 1, size + weight(record)
-            if size >= _PART_BYTES:
+            if size >= PART_BYTES:
                 break
         records, self._pending = tuple(self._pending[:taken]), self._pending[taken:]
         self._waiting_bytes = max(0, self._waiting_bytes - size)
@@ -236,146 +255,3 @@ class RedisPublisher:
         self._waiting_bytes = sum(map(weight, self._pending))
         self._is_behind = False
         self.restated += 1
-
-
-class RedisKeeper:
-    """Keeps the log short: one of many holds the lease, writes snapshots, and ends the grants of
-    replicas that are gone.
-    """
-
-    def __init__(self, redis_log: RedisLog, *, timing: RedisTiming | None = None) -> None:
-        self._log = redis_log
-        self._timing = timing or RedisTiming()
-        self._name = uuid.uuid4().hex
-        self._tail = Tail(redis_log, patience=self._timing.patience)
-        self._state = FleetState()
-        self._declared: Declared | None = None
-        self._kept = START
-        self._read = 0
-        self._number = 0
-        self._numbers_before: dict[bytes, int] = {}
-        self._looked_at: Seconds | None = None
-        self._missing: set[str] = set()
-
-    def workers(self) -> list[WorkerId]:
-        """List the workers that the log knows, as far as this keeper has read."""
-        return self._state.workers()
-
-    async def run(self) -> None:
-        """Keep, whenever the lease can be had, until cancelled."""
-        await _again_and_again(self._keep, "keep")
-
-    async def retain(self, workers: Collection[WorkerId]) -> None:
-        """Say of every other worker that it is gone: nobody who could is there any more."""
-        gone = [one for one in self._state.workers() if one not in workers]
-        if gone:
-            await self._append(None, [WorkerGone(worker=worker) for worker in gone])
-
-    async def _keep(self) -> None:
-        while await self._holds_lease():
-            heed_cancellation()
-            read = await self._tail.read()
-            if read is None:
-                await self._found()
-                continue
-            if isinstance(read, Snapshot):
-                self._state, self._kept = FleetState(), self._tail.position
-            self._fold(read)
-            if self._read >= self._timing.entries:
-                await self._write(epoch=self._tail.epoch or "", upto=self._tail.position)
-            await self._end_orphans()
-        await asyncio.sleep(self._timing.lease / 4)
-
-    def _fold(self, read: Entries | Snapshot) -> None:
-        self._read += len(read.batches)
-        for batch in read.batches:
-            self._declared = batch.declared or self._declared
-            for record in batch.records:
-                self._state.apply(record, batch.source)
-
-    async def _holds_lease(self) -> bool:
-        key, lease = self._log.names["keeper"], int(self._timing.lease * 1000)
-        redis = self._log.redis
-        if await redis.set(key, self._name, px=lease, nx=True):
-            return True
-        if await redis.get(key) != self._name.encode():
-            return False
-        return bool(await redis.pexpire(key, lease))
-
-    async def _found(self) -> None:
-        """Begin an epoch, with what this keeper still knows of the last.
-
-        It waits a little: owners of collectors notice too, and say their state into the new log,
-        so that nobody hears of workers that leave for a moment.
-        """
-        await asyncio.sleep(self._timing.lease / 4)
-        self._kept = START
-        self._fold(await self._tail.whole_log())
-        await self._write(epoch=uuid.uuid4().hex, upto=self._tail.position)
-        self._tail.epoch = None
-
-    async def _write(self, *, epoch: str, upto: bytes) -> None:
-        """Write a snapshot and cut the log behind the last one; not if the lease was lost."""
-        names = self._log.names
-        told = list(_parts(self._state))
-        fields = snapshot_fields(self._log, told, declared=self._declared)
-        fields |= {"epoch": epoch, "upto": upto, "floor": self._kept}
-        numbers = self._tail.numbers
-        fields |= {f"w:{writer.decode()}": numbers[writer] for writer in self._fresh_writers()}
-        async with self._log.redis.pipeline(transaction=True) as pipe:
-            await pipe.watch(names["keeper"])
-            if await pipe.get(names["keeper"]) != self._name.encode():
-                return
-            pipe.multi()
-            pipe.delete(names["snapshot"])
-            pipe.hset(names["snapshot"], mapping=fields)
-            pipe.xtrim(names["log"], minid=self._kept, approximate=False)
-            await pipe.execute()
-        self._kept, self._read, self._numbers_before = upto, 0, dict(numbers)
-
-    def _fresh_writers(self) -> list[bytes]:
-        """List who wrote since the last snapshot: only they may send a batch of before again."""
-        numbers, before = self._tail.numbers, self._numbers_before
-        return [writer for writer, number in numbers.items() if before.get(writer) != number]
-
-    async def _end_orphans(self) -> None:
-        """End the grants of replicas that were not there twice, a while apart."""
-        now = self._log.time.clock()
-        if self._looked_at is not None and now - self._looked_at < self._timing.grace / 4:
-            return
-        self._looked_at = now
-        missing = {one for one in self._state.sources() if not await self._is_alive(one)}
-        for source in missing & self._missing:
-            grants = self._state.grants_of(source)
-            log.warning("replica is gone", extra={"replica": source, "grants_ended": len(grants)})
-            ends = [
-                Ended(worker=one.worker, request=one.request, at=now, outcome=Outcome.CUT_OFF)
-                for one in grants
-            ]
-            await self._append(source, ends)
-        self._missing = missing
-
-    async def _is_alive(self, replica: str) -> bool:
-        return bool(await self._log.redis.exists(self._log.names[f"replica:{replica}"]))
-
-    async def _append(self, source: str | None, records: Sequence[Record]) -> None:
-        self._number += 1
-        batch = Batch(source=source, records=tuple(records))
-        entry = self._log.packed(batch, self._name, self._number)
-        await self._log.redis.xadd(self._log.names["log"], entry)
-
-
-def _parts(state: FleetState) -> Iterator[Batch]:
-    """Cut a state into batches of one source each, none much longer than _PART_BYTES."""
-    records: list[Record] = []
-    of: str | None = None
-    size = 0
-    for source, record in state.told():
-        if records and (source != of or size >= _PART_BYTES):
-            yield Batch(source=of, records=tuple(records))
-            records, size = [], 0
-        of = source
-        records.append(record)
-        size += weight(record)
-    if records:
-        yield Batch(source=of, records=tuple(records))

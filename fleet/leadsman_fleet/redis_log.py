@@ -35,6 +35,8 @@ _AT_ONCE: Final = 500
 """Entries that one read gives."""
 _MEASURE_EVERY: Final[Seconds] = 30.0
 _TRIES: Final = 5
+_SILENCE: Final[Seconds] = 5.0
+"""Well above the second that a read waits for what is new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,11 @@ class RedisLog:
     names: Names
     time: ServerClock = field(default_factory=ServerClock)
 
+    async def close(self) -> None:
+        """Give all connections back, those too whose use was cut off."""
+        await self.redis.aclose()
+        await self.redis.connection_pool.disconnect()
+
     def packed(self, batch: Batch, writer: str, number: int) -> dict[bytes, bytes]:
         """Make an entry of a batch; sent again it has to have the same number."""
         fields = {b"w": writer.encode(), b"n": b"%d" % number, b"r": self.written(batch)}
@@ -140,9 +147,16 @@ class RedisLog:
 def connected(url: str) -> Any:
     """Make the client of a server: `redis://`, `rediss://` or `unix://`, as redis-py has it.
 
-    Nothing is asked yet. Errors are the caller's, who tries again.
+    Nothing is asked yet. Errors are the caller's, who tries again; a server that says nothing for
+    `_SILENCE` is one. Raises ValueError where the URL is none.
     """
-    return Redis.from_url(url, protocol=2, health_check_interval=10, socket_connect_timeout=2)
+    return Redis.from_url(
+        url,
+        protocol=2,
+        health_check_interval=10,
+        socket_connect_timeout=2,
+        socket_timeout=_SILENCE,
+    )
 
 
 def heed_cancellation() -> None:

@@ -8,6 +8,7 @@ loses nothing: its owner decides on what it has, and `state_age` says how old th
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 
 from leadsman.declared import Declared
@@ -20,7 +21,7 @@ from leadsman_fleet.outbox import Outbox, Report
 log = logging.getLogger(__name__)
 
 
-class Replica:
+class Replica(ABC):
     """One picker's end. `on_record` gets every record in order, its times on `clock`.
 
     declared: what the pool's owner declares, as last told; None before that, or where nobody does.
@@ -64,6 +65,10 @@ class Replica:
     def state_age(self, now: Seconds) -> Seconds | None:
         """Seconds since the stream last spoke, heartbeats included; None before it ever did."""
         return None if self._heard_at is None else now - self._heard_at
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Follow and report until cancelled."""
 
     def _take_part(self, part: Part, now: Seconds) -> None:
         if part.epoch != self._named_in:

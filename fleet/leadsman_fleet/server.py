@@ -25,6 +25,7 @@ from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted, weight
 from leadsman_fleet.declared_codec import encode_declared
 from leadsman_fleet.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from leadsman_fleet.log import Catchup, FleetLog
+from leadsman_fleet.state import FleetState
 from leadsman_fleet.waiting import happens
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,11 @@ class FleetService(FleetServicer):
             for news, reader in self._news.items():
                 if reader != source:
                     news.set()
+
+    @property
+    def state(self) -> FleetState:
+        """What the log adds up to; the log's own."""
+        return self._log.state
 
     def lessons(self) -> list[Learned]:
         """List what was learned of each worker last."""

@@ -15,8 +15,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
 
 import aiohttp
 from leadsman.records import KvEvents, LoadSample, Trust, TrustChanged, WorkerSeen
@@ -36,10 +36,12 @@ from leadsman_engines.metrics import EngineMetrics
 
 from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.roster import Roster
+from leadsman_operator.succession import Succession
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+Hear: TypeAlias = Callable[[KvEvents | TrustChanged], None]
 
 _TOGETHER = 8
 """Moments of an idle turn at which collectors wake: most of what waking costs is waking alone."""
@@ -54,7 +56,9 @@ class Collector:
     """
 
     def __init__(self, endpoint: Endpoint, around: Surroundings) -> None:
-        self.roster = Roster(around.publish, around.clock)
+        self._past = dict(around.before(endpoint.address)) if around.before else {}
+        told = {worker: past.seen for worker, past in self._past.items()}
+        self.roster = Roster(around.publish, around.clock, told)
         self.problem: str | None = None
         self._endpoint = endpoint
         self._address = endpoint.address
@@ -136,31 +140,47 @@ class Collector:
             replay=rank.events.replay,
             topic=rank.events.topic,
         )
+        before = self._held_before(worker)
         while True:
             blocks = EngineBlocks(
                 secret=self._around.secret,
                 model=rank.settings.model,
                 block_size=rank.settings.block_size,
             )
+            say: Hear = self._around.publish
+            if before is not None:
+                seen = self.roster.workers[worker]
+                say, before = Succession(seen, before, blocks, self._around.publish).hear, None
             try:
-                await self._events(source, blocks, rank.settings.block_size)
+                await self._events(source, blocks, self._hearing(say), rank.settings.block_size)
             except Exception:
                 log.exception("KV event stream broke", extra={"worker": worker})
             self.roster.clear(worker, "KV event stream broke")
             await asyncio.sleep(self._timing.retry)
 
-    async def _events(self, source: KvSource, blocks: EngineBlocks, size: Tokens) -> None:
+    async def _events(
+        self, source: KvSource, blocks: EngineBlocks, hear: Hear, size: Tokens
+    ) -> None:
         """Follow events that are published, or drain a page of them."""
         clock = self._around.clock
         if source.events.startswith(("http://", "https://")):
-            drain = KvDrain(source, blocks, self._hear, clock, block_size=size)
-            await drain.run(self._around.http)
+            await KvDrain(source, blocks, hear, clock, block_size=size).run(self._around.http)
         else:
-            await KvStream(source, blocks, self._hear, clock).run()
+            await KvStream(source, blocks, hear, clock).run()
 
-    def _hear(self, record: KvEvents | TrustChanged) -> None:
-        self._stir.set()
-        self._around.publish(record)
+    def _held_before(self, worker: WorkerId) -> KvEvents | None:
+        """Give what the log knows of a cache when this begins; None: the log begins here too."""
+        if self._around.before is None:
+            return None
+        past = self._past.pop(worker, None)
+        return past.held if past else self.roster.nothing(worker)
+
+    def _hearing(self, say: Hear) -> Hear:
+        def hear(record: KvEvents | TrustChanged) -> None:
+            self._stir.set()
+            say(record)
+
+        return hear
 
     # -- load and readiness --------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """The collectors of a set of endpoints that changes while they run."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from leadsman.records import WorkerSeen
+from leadsman.units import WorkerId
 
 from leadsman_operator.collector import Collector
 from leadsman_operator.endpoint import Endpoint, Surroundings
@@ -43,6 +44,18 @@ class Collectors:
             if endpoint not in self._running:
                 self._running[endpoint] = self._begin(endpoint)
             self._running[endpoint][0].roster.open(is_open=endpoint not in closed)
+
+    async def pass_on(self, is_ours: Callable[[Endpoint], bool]) -> list[WorkerId]:
+        """Stop collecting from what is not ours, and say nothing: another will. Gives the workers.
+
+        None of these has a say once this returns.
+        """
+        passed = [endpoint for endpoint in self._running if not is_ours(endpoint)]
+        collectors = [self._running.pop(endpoint) for endpoint in passed]
+        for _, task in collectors:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in collectors), return_exceptions=True)
+        return [worker for collector, _ in collectors for worker in collector.roster.workers]
 
     def found(self) -> Mapping[Endpoint, Found]:
         """Say what is known of each endpoint."""

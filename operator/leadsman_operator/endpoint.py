@@ -1,17 +1,19 @@
 """What a collector is given: an address, how often to ask it, and what surrounds it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
-from leadsman.records import Record
-from leadsman.units import Seconds
+from leadsman.records import KvEvents, Record, WorkerSeen
+from leadsman.units import Seconds, WorkerId
 from leadsman_engines.profile import EMPTY_PROFILE, EngineProfile
 
 Publish: TypeAlias = Callable[[Record], None]
+Before: TypeAlias = Callable[[str], "Mapping[WorkerId, Past]"]
+"""Gives, once, what the log knows of the workers at an address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,14 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What the log knows of a worker that another collector followed before. held: its cache."""
+
+    seen: WorkerSeen
+    held: KvEvents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorTiming:
     """How often an engine is asked. poll: load, while busy; idle_poll: while nothing happens;
     health: readiness; recheck: all settings; retry: the longest pause before asking again.
@@ -60,10 +70,14 @@ class CollectorTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What all collectors share. secret: names this deployment's block keys."""
+    """What all collectors share. secret: names this deployment's block keys.
+
+    before: where the log is older than the collectors; None: it begins with them.
+    """
 
     http: aiohttp.ClientSession
     publish: Publish
     clock: Callable[[], Seconds]
     secret: bytes = b""
     timing: CollectorTiming = CollectorTiming()
+    before: Before | None = None

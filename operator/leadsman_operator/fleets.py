@@ -6,21 +6,24 @@ what runs. A pool that is deleted loses its workers, and its log stays for whoev
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 from leadsman.declared import Declared
 from leadsman.engine import EngineSettings
-from leadsman.records import Record, WorkerGone, WorkerSeen
+from leadsman.records import Ended, Granted, Record, TokensSeen, WorkerGone, WorkerSeen
 from leadsman.units import Seconds, WorkerId
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
 from leadsman_fleet.server import FleetService
+from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Collectors
-from leadsman_operator.endpoint import CollectorTiming, Publish, Surroundings
+from leadsman_operator.endpoint import Before, CollectorTiming, Publish, Surroundings
 from leadsman_operator.lessons import Lessons
 from leadsman_operator.objects import InferencePool, Key
+from leadsman_operator.outlets import Outlet
+from leadsman_operator.pasts import Pasts, address_of
 from leadsman_operator.precedence import declared, ranked
 from leadsman_operator.targets import targets_of
 from leadsman_operator.views import PoolView
@@ -29,14 +32,19 @@ from leadsman_operator.world import World
 
 @dataclass(slots=True, kw_only=True)
 class Fleets:
-    """The pools. secret: names this deployment's block keys, the same in every picker."""
+    """The pools. secret: names this deployment's block keys, the same in every picker.
+
+    past: what is known of pools from the leader before.
+    """
 
     http: aiohttp.ClientSession
     secret: bytes
     clock: Callable[[], Seconds]
     timing: CollectorTiming = field(default_factory=CollectorTiming)
     lessons: Lessons = field(default_factory=Lessons)
+    past: Mapping[Key, FleetState] = field(default_factory=dict)
     pools: Pools = field(init=False)
+    _pasts: dict[Key, Pasts] = field(default_factory=dict)
     _collectors: dict[Key, Collectors] = field(default_factory=dict)
     _planned: dict[Key, PoolView] = field(default_factory=dict)
 
@@ -47,7 +55,7 @@ class Fleets:
         """Follow the pods and declare the budgets that the world says."""
         for key in self._collectors.keys() - world.pools.keys():
             await self._collectors.pop(key).set(())
-            self.pools.of(str(key)).declare(Declared())
+            self._outlet(key).declare(Declared())
             del self._planned[key]
         for key, pool in world.pools.items():
             await self._fit(key, pool, world)
@@ -55,13 +63,8 @@ class Fleets:
     def views(self) -> Mapping[Key, PoolView]:
         """Say what has become of each pool."""
         return {
-            key: PoolView(
-                pool=planned.pool,
-                targets=planned.targets,
-                budgets=planned.budgets,
-                found=self._collectors[key].found(),
-            )
-            for key, planned in self._planned.items()
+            key: replace(view, found=self._collectors[key].found())
+            for key, view in self._planned.items()
         }
 
     def is_settled(self) -> bool:
@@ -75,49 +78,77 @@ class Fleets:
 
     def learn(self) -> bool:
         """Remember what pickers have learned meanwhile; True where it is news."""
-        services = [self.pools.of(str(key)) for key in self._collectors]
-        news = [self.lessons.take(service.lessons()) for service in services]
+        outlets = [self._outlet(key) for key in self._collectors]
+        news = [self.lessons.take(outlet.lessons()) for outlet in outlets]
         return any(news)
+
+    def states(self) -> dict[Key, FleetState]:
+        """Give what each pool's log says now."""
+        return {key: self.pools.of(str(key)).state for key in self._collectors}
 
     async def stop(self) -> None:
         """Stop collecting, and say nothing."""
         for collectors in self._collectors.values():
             await collectors.stop()
 
-    async def _fit(self, key: Key, pool: InferencePool, world: World) -> None:
-        targets, budgets = targets_of(world, pool), ranked(world, pool)
-        service = self.pools.of(str(key))
-        if key not in self._collectors:
-            self._collectors[key] = Collectors(self._around(service))
-        closed = {endpoint for endpoint, target in targets.items() if not target.accepts}
-        service.declare(declared(budgets))
-        await self._collectors[key].set(targets.keys(), closed=closed)
-        self._planned[key] = PoolView(pool=pool, targets=targets, budgets=budgets, found={})
+    def _outlet(self, key: Key) -> Outlet:
+        return self.pools.of(str(key))
 
-    def _around(self, service: FleetService) -> Surroundings:
+    async def _fit(self, key: Key, pool: InferencePool, world: World) -> None:
+        view = planned(pool, world)
+        outlet = self._outlet(key)
+        if key not in self._collectors:
+            self._begin_with_past(key, view, outlet)
+            self._collectors[key] = Collectors(self._around(key, outlet))
+        outlet.declare(declared(view.budgets))
+        await self._collectors[key].set(view.targets.keys(), closed=view.closed())
+        self._planned[key] = view
+
+    def _begin_with_past(self, key: Key, view: PoolView, outlet: Outlet) -> None:
+        """Say what is known of the workers that are still there; pickers say their grants again."""
+        if key in self.past:
+            addresses = {endpoint.address for endpoint in view.targets}
+            self._pasts[key] = Pasts(self.past[key], addresses)
+            for record in self.past[key].snapshot():
+                is_pickers = isinstance(record, Granted | TokensSeen | Ended)
+                if address_of(record.worker) in addresses and not is_pickers:
+                    outlet.publish(record)
+
+    def _before_of(self, key: Key) -> Before | None:
+        return self._pasts[key].take if key in self._pasts else None
+
+    def _around(self, key: Key, outlet: Outlet) -> Surroundings:
         return Surroundings(
             http=self.http,
-            publish=self._teaching(service),
+            publish=self._teaching(outlet),
             clock=self.clock,
             secret=self.secret,
             timing=self.timing,
+            before=self._before_of(key),
         )
 
-    def _teaching(self, service: FleetService) -> Publish:
+    def _teaching(self, outlet: Outlet) -> Publish:
         """Publish to a pool, and with each worker that appears what is known of its like."""
         taught: dict[WorkerId, EngineSettings] = {}
 
         def publish(record: Record) -> None:
-            service.publish(record)
+            outlet.publish(record)
             if isinstance(record, WorkerGone):
                 taught.pop(record.worker, None)
             elif isinstance(record, WorkerSeen) and taught.get(record.worker) != record.settings:
                 taught[record.worker] = record.settings
                 lesson = self.lessons.of(record)
                 if lesson is not None:
-                    service.publish(lesson)
+                    outlet.publish(lesson)
 
         return publish
 
     def _service(self, pool: str) -> FleetService:
         return FleetService(FleetLog(epoch=uuid.uuid4().hex), pool=pool, clock=self.clock)
+
+
+def planned(pool: InferencePool, world: World) -> PoolView:
+    """Say what a pool should become."""
+    return PoolView(
+        pool=pool, targets=targets_of(world, pool), budgets=ranked(world, pool), found={}
+    )

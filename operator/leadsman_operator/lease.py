@@ -48,9 +48,9 @@ class LeaseTiming:
     renew: how often it is renewed, or looked at.
     """
 
-    duration: int = 4
-    leading: Seconds = 2.7
-    renew: Seconds = 0.8
+    duration: int = 3
+    leading: Seconds = 2.2
+    renew: Seconds = 0.6
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,7 +104,9 @@ class Candidate:
         )
 
 
-class _LeaseObject(Struct):
+class LeaseObject(Struct):
+    """A Lease, with all that its metadata says."""
+
     metadata: dict[str, Any]
     spec: LeaseSpec = LeaseSpec()
 
@@ -150,7 +152,7 @@ class Election:
             async with asyncio.timeout(self.candidate.timing.leading / 3):
                 found = await self._read()
                 spec = None if found is None else found.spec
-                claim = self.candidate.claim(spec, self.clock(), _wall())
+                claim = self.candidate.claim(spec, self.clock(), wall())
                 if claim is not None:
                     await self._write(found, claim)
                     self.candidate.held(asked_at)
@@ -160,27 +162,19 @@ class Election:
         except NO_ANSWER as error:
             log.warning("lease not renewed", extra={"error": str(error) or repr(error)})
 
-    async def _read(self) -> _LeaseObject | None:
+    async def _read(self) -> LeaseObject | None:
         try:
-            said = await self.api.get(_path(self.lease.namespace, self.lease.name))
+            said = await self.api.get(lease_path(self.lease.namespace, self.lease.name))
         except ApiError as error:
             if error.status == _ABSENT:
                 return None
             raise
-        return msgspec.json.decode(said, type=_LeaseObject)
+        return msgspec.json.decode(said, type=LeaseObject)
 
-    async def _write(self, found: _LeaseObject | None, spec: LeaseSpec) -> None:
+    async def _write(self, found: LeaseObject | None, spec: LeaseSpec) -> None:
         """Write what is claimed; ApiError, 409, where another was quicker."""
-        body = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": found.metadata if found else {"name": self.lease.name},
-            "spec": msgspec.to_builtins(spec),
-        }
-        if found is None:
-            await self.api.create(_path(self.lease.namespace), body)
-        else:
-            await self.api.replace(_path(self.lease.namespace, self.lease.name), body)
+        metadata = found.metadata if found else {"name": self.lease.name}
+        await write_lease(self.api, self.lease, metadata, spec)
 
     async def _resign(self) -> None:
         try:
@@ -193,12 +187,31 @@ class Election:
             log.warning("lease not given back", extra={"error": str(error) or repr(error)})
 
 
-def _path(namespace: str, name: str | None = None) -> str:
+async def write_lease(api: Api, lease: Key, metadata: dict[str, Any], spec: LeaseSpec) -> None:
+    """Write a Lease over the one that the metadata was read of, or create it.
+
+    Raises ApiError, 409, where another was quicker, and NO_ANSWER's.
+    """
+    body = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": msgspec.to_builtins(spec),
+    }
+    if "resourceVersion" in metadata:
+        await api.replace(lease_path(lease.namespace, lease.name), body)
+    else:
+        await api.create(lease_path(lease.namespace), body)
+
+
+def lease_path(namespace: str, name: str | None = None) -> str:
+    """Give the path of a Lease, or of all in a namespace."""
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     return path if name is None else f"{path}/{name}"
 
 
-def _wall() -> str:
+def wall() -> str:
+    """Say what time it is, as Leases have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

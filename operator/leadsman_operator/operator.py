@@ -1,9 +1,12 @@
 """The operator: watches the cluster, follows its engines, serves the fleet stream, says how it is.
 
-Every replica watches, so that whoever comes to lead knows the cluster already. Only the leader
-collects, serves and writes: its port is open while it leads, so a picker that is given the
+Every replica watches, so that whoever comes to lead knows the cluster already. By gRPC only the
+leader collects, serves and writes: its port is open while it leads, so a picker that is given the
 addresses of all replicas finds it by trying. It opens only once the engines have been asked: a
 picker that is told less than it knew would refuse what it could still serve.
+
+Where the log is elsewhere (`open_log`) each replica collects from its share, and nobody listens;
+one of them writes statuses (docs/adr/0024-operators-share-by-seats.md).
 """
 
 import asyncio
@@ -13,75 +16,44 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 import aiohttp
 from aiohttp import web
 from leadsman.units import Seconds
 from leadsman_fleet.server import listen
 
-from leadsman_operator.endpoint import CollectorTiming
 from leadsman_operator.fleets import Fleets
-from leadsman_operator.informer import WatchTiming
 from leadsman_operator.kube import Api
-from leadsman_operator.lease import Candidate, Election, LeaseTiming
+from leadsman_operator.lease import Candidate, Election
 from leadsman_operator.lessons import LessonBook, Lessons
-from leadsman_operator.objects import Key
+from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.reporter import Reporter
+from leadsman_operator.settings import OperatorSettings
+from leadsman_operator.sharing import ENGINE_TIMEOUT, Sharing, book_of, reconcile
+from leadsman_operator.standby import Standby
 from leadsman_operator.watching import Watching
 
 log = logging.getLogger(__name__)
 
-_ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorTiming:
-    """gather: how long changes wait for company; status: how often statuses are written at most;
-    settle: how long the port stays closed for engines that have not been asked yet;
-    learn: how often what was learned is kept.
-    """
-
-    gather: Seconds = 0.05
-    status: Seconds = 3.0
-    settle: Seconds = 3.0
-    learn: Seconds = 30.0
-    watch: WatchTiming = field(default_factory=WatchTiming)
-    collect: CollectorTiming = field(default_factory=CollectorTiming)
-    lease: LeaseTiming = field(default_factory=LeaseTiming)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSettings:
-    """What the operator is told.
-
-    namespaces: which it serves; none given: all. listen: where pickers follow the fleet stream.
-    health: `host:port` of /healthz and /readyz. lease: the Lease that names the leader; None: this
-    is the only replica. lessons: the ConfigMap that keeps what was learned; None: nothing does.
-    name: this replica's own.
-    """
-
-    name: str
-    namespaces: tuple[str, ...] = ()
-    listen: str = "0.0.0.0:9100"
-    health: str | None = None
-    lease: Key | None = None
-    lessons: Key | None = None
-    secret: bytes = b""
-    timing: OperatorTiming = field(default_factory=OperatorTiming)
-
 
 @dataclass(slots=True, kw_only=True)
 class Operator:
-    """One replica. on_listen: told the port of the fleet stream whenever it opens."""
+    """One replica. on_listen: told the port of the fleet stream whenever it opens.
+
+    open_log: gives the log of a pool that several replicas write; None: the leader has it.
+    """
 
     api: Api
     settings: OperatorSettings
+    open_log: Callable[[str], SharedOutlet] | None = None
     on_listen: Callable[[int], None] = lambda _port: None
     clock: Callable[[], Seconds] = time.monotonic
     watching: Watching = field(init=False)
+    _standby: Standby = field(init=False)
+    _leads: bool = False
 
     def __post_init__(self) -> None:
+        self._standby = Standby(peers=self.settings.peers or "", name=self.settings.name)
         self.watching = Watching(
             api=self.api,
             namespaces=self.settings.namespaces,
@@ -95,7 +67,20 @@ class Operator:
                 await stack.enter_async_context(self._health(self.settings.health))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.watching.run(), name="watching")
-                tasks.create_task(self._stand(), name="election")
+                if self.open_log is None:
+                    tasks.create_task(self._stand(), name="election")
+                    tasks.create_task(self._follow(), name="standby")
+                else:
+                    tasks.create_task(self._sharing(self.open_log).run(), name="sharing")
+
+    def _sharing(self, open_log: Callable[[str], SharedOutlet]) -> Sharing:
+        return Sharing(
+            api=self.api,
+            settings=self.settings,
+            watching=self.watching,
+            open_log=open_log,
+            clock=self.clock,
+        )
 
     async def _stand(self) -> None:
         if self.settings.lease is None:
@@ -104,48 +89,52 @@ class Operator:
         candidate = Candidate(name=self.settings.name, timing=self.settings.timing.lease)
         await Election(api=self.api, lease=self.settings.lease, candidate=candidate).run(self._lead)
 
+    async def _follow(self) -> None:
+        """Hear what the leader says, whenever that is another."""
+        while self.settings.peers is not None:
+            if not self._leads:
+                self._standby.follow(self.watching.world().pools)
+            await asyncio.sleep(self.settings.timing.status)
+
+    def _lead_no_more(self) -> None:
+        self._leads = False
+
     async def _lead(self) -> None:
         """Collect, serve and write until cancelled."""
         await self.watching.synced()
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=_ENGINE_TIMEOUT))
-            book = self._book()
+            self._leads = True
+            stack.callback(self._lead_no_more)
+            http = await stack.enter_async_context(aiohttp.ClientSession(timeout=ENGINE_TIMEOUT))
+            book = book_of(self.api, self.settings)
             fleets = Fleets(
                 http=http,
                 secret=self.settings.secret,
                 clock=self.clock,
                 timing=self.settings.timing.collect,
                 lessons=await book.load() if book else Lessons(),
+                past=await self._standby.take(),
             )
             stack.push_async_callback(fleets.stop)
+            stack.callback(lambda: self._standby.remember(fleets.states()))
             await fleets.become(self.watching.world())
             await self._settle(fleets)
             server, [port] = await listen(fleets.pools, self.settings.listen)
             stack.push_async_callback(server.stop, None)
             log.info("fleet stream open", extra={"port": port})
             self.on_listen(port)
+            timing = self.settings.timing
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._reconcile(fleets), name="reconcile")
+                tasks.create_task(reconcile(fleets, self.watching, timing.gather), name="reconcile")
                 tasks.create_task(self._report(fleets), name="report")
                 if book is not None:
                     tasks.create_task(self._keep(book, fleets), name="lessons")
-
-    def _book(self) -> LessonBook | None:
-        place = self.settings.lessons
-        return None if place is None else LessonBook(api=self.api, place=place)
 
     async def _settle(self, fleets: Fleets) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.timing.settle):
                 while not fleets.is_settled():  # noqa: ASYNC110  # it tells nobody when it is
                     await asyncio.sleep(0.02)
-
-    async def _reconcile(self, fleets: Fleets) -> None:
-        while True:
-            await self.watching.changed.wait()
-            await asyncio.sleep(self.settings.timing.gather)
-            self.watching.changed.clear()
-            await fleets.become(self.watching.world())
 
     async def _report(self, fleets: Fleets) -> None:
         reporter = Reporter(api=self.api, instance=self.settings.name)

@@ -18,28 +18,40 @@ from leadsman_operator.endpoint import Publish
 
 
 class Roster:
-    """The workers of one endpoint, as they say they are; told as ready only while it is open."""
+    """The workers of one endpoint, as they say they are; told as ready only while it is open.
 
-    def __init__(self, publish: Publish, clock: Callable[[], Seconds]) -> None:
-        self.workers: dict[WorkerId, WorkerSeen] = {}
-        self.told: dict[WorkerId, WorkerSeen] = {}
+    told: what another said of them before; said again, by whoever speaks for them now.
+    """
+
+    def __init__(
+        self,
+        publish: Publish,
+        clock: Callable[[], Seconds],
+        told: Mapping[WorkerId, WorkerSeen] | None = None,
+    ) -> None:
+        self.told: dict[WorkerId, WorkerSeen] = dict(told or {})
+        self.workers = dict(self.told)
+        self._taken_over = set(self.told)
         self._is_open = True
         self._loads: dict[WorkerId, LoadSample] = {}
         self._publish = publish
         self._clock = clock
+        for seen in self.told.values():
+            publish(seen)
 
     def call(self, present: Mapping[WorkerId, WorkerSeen]) -> None:
         """Say who is there at the start of an engine's life, and who is no more.
 
-        Whoever was there before has lost its cache.
+        Whoever was there before has lost its cache, unless another followed it so far.
         """
         for worker in self.workers.keys() - present.keys():
             self._forget(worker)
         for worker, seen in present.items():
-            was_there = worker in self.workers
+            was_there = worker in self.workers and worker not in self._taken_over
             self._say(seen)
             if was_there:
                 self.clear(worker, "engine started anew")
+        self._taken_over.clear()
 
     def clear(self, worker: WorkerId, reason: str) -> None:
         """Say that nothing is known to be in a worker's cache any more."""
@@ -48,14 +60,13 @@ class Roster:
 
     def empty(self, worker: WorkerId) -> None:
         """Say that nothing is in a worker's cache any more."""
-        cleared = KvEvents(
-            worker=worker,
-            sequence=0,
-            engine_time=0.0,
-            received_at=self._clock(),
-            events=(Cleared(),),
+        self._publish(replace(self.nothing(worker), events=(Cleared(),)))
+
+    def nothing(self, worker: WorkerId) -> KvEvents:
+        """Make a batch in which nothing happens."""
+        return KvEvents(
+            worker=worker, sequence=0, engine_time=0.0, received_at=self._clock(), events=()
         )
-        self._publish(cleared)
 
     def trust(self, worker: WorkerId, trust: Trust, reason: str) -> None:
         """Say how far a worker's cache view can be believed."""

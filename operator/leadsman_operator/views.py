@@ -33,6 +33,10 @@ class PoolView:
     budgets: tuple[Ranked, ...]
     found: Mapping[Endpoint, Found]
 
+    def closed(self) -> set[Endpoint]:
+        """Give the endpoints that new requests may not go to."""
+        return {endpoint for endpoint, target in self.targets.items() if not target.accepts}
+
     def workers(self) -> list[WorkerSeen]:
         """List the workers of all endpoints."""
         return [worker for found in self.found.values() for worker in found.workers]

@@ -1,10 +1,6 @@
 """The same records through a real Redis: its loss, its return, and readers that were away."""
 
 import asyncio
-import contextlib
-import shutil
-import socket
-import subprocess
 import time
 import uuid
 
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kube.redis_server import IS_THERE, RedisServer
 from leadsman.budget import Budget
 from leadsman.declared import Declared, ScopedBudget
 from leadsman.records import (
@@ -26,15 +23,14 @@ from leadsman.records import (
     WorkerGone,
     WorkerSeen,
 )
-from leadsman_fleet.redis_ends import RedisKeeper, RedisPublisher, RedisReplica, RedisTiming
+from leadsman_fleet.redis_ends import RedisPublisher, RedisReplica, RedisTiming
+from leadsman_fleet.redis_keeper import RedisKeeper, read_state
 from leadsman_fleet.redis_log import Batch, Names, RedisLog, ServerClock, connected
 from leadsman_fleet.state import FleetState
 
 from .records import ended, granted, seen
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("redis-server") is None, reason="there is no redis-server on this machine"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")
 PATIENCE = 30.0
 
 
@@ -65,36 +61,9 @@ def words(state):
     return said
 
 
-class Redis:
-    """A server that can be stopped, and started again with or without what it held."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.process = None
-
-    def start(self):
-        command = ["redis-server", "--port", str(self.port), "--dir", str(self.folder)]
-        command += ["--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        give_up = time.monotonic() + PATIENCE
-        while time.monotonic() < give_up:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            time.sleep(0.01)
-        raise AssertionError("redis-server does not listen")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait()
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    redis = Redis(tmp_path_factory.mktemp("redis"))
+    redis = RedisServer(tmp_path_factory.mktemp("redis"))
     redis.start()
     yield redis
     redis.stop()
@@ -102,7 +71,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def own_server(tmp_path):
-    redis = Redis(tmp_path)
+    redis = RedisServer(tmp_path)
     redis.start()
     yield redis
     redis.stop()
@@ -343,6 +312,68 @@ async def test_another_keeper_goes_on_where_one_stopped(server):
 
         newcomer = stage.replica("newcomer")
         await until(lambda: len(words(newcomer.state).get(("a", "kv"), [])) == 100)
+
+
+async def test_a_worker_that_is_handed_over_is_said_by_the_next_one_alone(server):
+    async with Stage(server) as stage:
+        stage.keeper()
+        before, after, reader = stage.publisher(), stage.publisher(), stage.replica("reader")
+        for worker in ("a", "b"):
+            before.publish(seen(worker))
+        before.publish(kv(stored(1, 2)))
+        await until(lambda: words(reader.state).get(("a", "kv")) == [1, 2])
+
+        before.publish(kv(stored(3), sequence=2))
+        await before.let_go(["a"])
+        found = words(await read_state(stage.log()))
+        after.publish(seen("a"))
+        after.publish(kv(Cleared(), stored(7), sequence=9))
+        await until(lambda: words(reader.state).get(("a", "kv")) == [7])
+        before._is_behind = True
+        before.publish(kv(stored(5), worker="b"))
+        await until(lambda: words(reader.state).get(("b", "kv")) == [5])
+
+        assert found["a"]
+        assert found["a", "kv"] in ([1, 2], [1, 2, 3])
+        assert words(reader.state)["a", "kv"] == [7]
+        assert not any(isinstance(one, WorkerGone) for one in reader.records)
+
+
+async def test_a_declaration_that_was_passed_on_is_not_said_again(own_server):
+    first, second = (
+        Declared(budgets=(ScopedBudget(budget=Budget(name=name)),)) for name in ("one", "two")
+    )
+    async with Stage(own_server) as stage:
+        stage.keeper()
+        before, after, reader = stage.publisher(), stage.publisher(), stage.replica("reader")
+        before.declare(first)
+        await until(lambda: reader.declared == first)
+
+        before.declare(None)
+        after.declare(second)
+        await until(lambda: reader.declared == second)
+        own_server.stop()
+        own_server.start()
+        before.publish(seen("a"))
+        after.publish(seen("b"))
+        await until(lambda: sorted(reader.state.workers()) == ["a", "b"])
+
+        assert reader.declared == second
+
+
+@pytest.mark.parametrize("entries", [3, 1000])
+async def test_the_whole_state_can_be_read_at_once(server, entries):
+    async with Stage(server, entries=entries) as stage:
+        before = words(await read_state(stage.log()))
+        keeper, publisher = stage.keeper(), stage.publisher()
+        publisher.publish(seen("a"))
+        for number in range(30):
+            publisher.publish(kv(stored(number), sequence=number))
+            await asyncio.sleep(0.002)
+        await until(lambda: words(keeper._state).get(("a", "kv")) == list(range(30)))
+
+        assert before == {}
+        assert words(await read_state(stage.log())) == words(keeper._state)
 
 
 WORKERS = st.sampled_from("ab")

@@ -49,6 +49,30 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Where Redis is, for a container's environment; nothing where state travels by gRPC. */}}
+{{- define "leadsman.redisUrl" -}}
+{{- if eq .Values.state.backend "redis" }}
+{{- $redis := .Values.state.redis }}
+{{- if not (or $redis.url $redis.secret) }}
+{{- fail "state.backend is redis: state.redis.url or state.redis.secret has to say where it is" }}
+{{- end }}
+- name: LEADSMAN_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (include "leadsman.fullname" .) $redis.secret }}
+      key: {{ ternary "url" "redis-url" (ne $redis.secret "") }}
+{{- end }}
+{{- end }}
+
+{{/* Where every pod of ours may go: DNS, pods, Redis. */}}
+{{- define "leadsman.egress" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+- to: [{namespaceSelector: {}}]
+{{- if eq .Values.state.backend "redis" }}
+- ports: [{port: {{ .Values.state.redis.port }}, protocol: TCP}]
+{{- end }}
+{{- end }}
+
 {{/* Replicas spread over nodes, where that can be had. */}}
 {{- define "leadsman.spread" -}}
 - maxSkew: 1
