@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -32,11 +33,12 @@ def main(argv: Sequence[str]) -> int:
     add("--fleet", required=True, help="host:port of the operator's fleet stream")
     add("--pool", required=True, help="NAMESPACE/NAME of the InferencePool")
     add("--config", type=Path, help="models, picker, budget; the secret also by LEADSMAN_SECRET")
+    add("--conformance", action="store_true", help="heed the upstream conformance suite's headers")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
     arguments = parser.parse_args(argv)
     log_as_json(arguments.log_level)
     try:
-        plan = _plan(arguments.config)
+        plan = _plan(arguments.config, conformance=arguments.conformance)
     except (ManifestError, OSError) as error:
         print(f"leadsman extproc: {arguments.config}: {error}", file=sys.stderr)
         return 2
@@ -48,13 +50,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _plan(path: Path | None) -> PickerPlan:
+def _plan(path: Path | None, *, conformance: bool) -> PickerPlan:
     config = read_manifest(path.read_text(), PickerConfig) if path else PickerConfig()
     return PickerPlan(
         models=load_models(config.models),
         secret=(config.secret or os.environ.get("LEADSMAN_SECRET", "")).encode(),
         budget=config.budget,
-        settings=config.picker,
+        settings=replace(config.picker, conformance=config.picker.conformance or conformance),
     )
 
 
