@@ -78,7 +78,8 @@ class Exchange:
     def gone(self) -> None:
         """Take leave."""
         if self._judging is not None:
-            self._judging.cancel()
+            # Not before it has begun: what it was to wait for would never be waited for, nor ended.
+            asyncio.get_running_loop().call_soon(self._judging.cancel)
         self._processor.open_streams -= 1
         self._session.leave(self._picking.clock())
 
