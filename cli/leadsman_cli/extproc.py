@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     log_as_json(arguments.log_level)
     try:
-        plan = _plan(arguments.config, conformance=arguments.conformance)
+        plan = plan_of(arguments.config, conformance=arguments.conformance)
     except (ManifestError, OSError) as error:
         print(f"leadsman extproc: {arguments.config}: {error}", file=sys.stderr)
         return 2
@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _plan(path: Path | None, *, conformance: bool) -> PickerPlan:
+def plan_of(path: Path | None, *, conformance: bool) -> PickerPlan:
+    """Read the file. conformance: told so on the command line. Raises ManifestError, OSError."""
     config = read_manifest(path.read_text(), PickerConfig) if path else PickerConfig()
     return PickerPlan(
         models=load_models(config.models),
