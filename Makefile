@@ -76,7 +76,7 @@ proto: install  ## generate the fleet stream's messages from fleet.proto
 	$(BIN)/python -m grpc_tools.protoc -I fleet --python_out=fleet --pyi_out=fleet --grpc_python_out=fleet $(PROTO)
 
 e2e: install  ## on a real Kubernetes API server, built once: minutes at first, skipped if it cannot be
-	-$(BIN)/python e2e/kube/control_plane.py
+	-cd e2e && ../$(BIN)/python -m kube.control_plane
 	$(BIN)/pytest -rs --timeout=600 e2e/kube
 
 crds: install  ## write the custom resources' YAML from their definition in operator/

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -36,13 +37,14 @@ def main(argv: Sequence[str]) -> int:
     )
     add("--pool", required=True, help="NAMESPACE/NAME of the InferencePool")
     add("--config", type=Path, help="models, picker, budget; the secret also by LEADSMAN_SECRET")
+    add("--conformance", action="store_true", help="heed the upstream conformance suite's headers")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
     arguments = parser.parse_args(argv)
     if not arguments.fleet:
         parser.error("--fleet is needed where LEADSMAN_REDIS_URL is not set")
     log_as_json(arguments.log_level)
     try:
-        plan = _plan(arguments.config)
+        plan = plan_of(arguments.config, conformance=arguments.conformance)
     except (ManifestError, OSError) as error:
         print(f"leadsman extproc: {arguments.config}: {error}", file=sys.stderr)
         return 2
@@ -54,13 +56,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _plan(path: Path | None) -> PickerPlan:
+def plan_of(path: Path | None, *, conformance: bool) -> PickerPlan:
+    """Read the file. conformance: told so on the command line. Raises ManifestError, OSError."""
     config = read_manifest(path.read_text(), PickerConfig) if path else PickerConfig()
     return PickerPlan(
         models=load_models(config.models),
         secret=(config.secret or os.environ.get("LEADSMAN_SECRET", "")).encode(),
         budget=config.budget,
-        settings=config.picker,
+        settings=replace(config.picker, conformance=config.picker.conformance or conformance),
     )
 
 

@@ -33,6 +33,8 @@ class Outcome(StrEnum):
     ENGINE_REFUSED = "engine_refused"
     CUT_OFF = "cut_off"
     """It broke off, and nobody said at whose end."""
+    SERVED_ELSEWHERE = "served_elsewhere"
+    """The gateway took a worker that is none of this fleet's, as with two pools in one rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ import pytest
 import yaml
 from leadsman_bench.processes import children
 
-from .control_plane import NotToBeHadError, control_plane, kubeconfig, module_folder
+from .control_plane import control_plane, kubeconfig
+from .go_programs import NotToBeHadError, module_folder
 
 ROOT = Path(__file__).parents[2]
 GATEWAY_API = "sigs.k8s.io/gateway-api-inference-extension"

@@ -8,7 +8,6 @@ afterwards nothing. A start takes three seconds and half a gigabyte, state inclu
 Run as a program it builds, and says where.
 """
 
-import hashlib
 import json
 import os
 import secrets
@@ -28,13 +27,11 @@ from typing import Final
 
 from leadsman_bench.processes import dying_with_parent
 
+from .go_programs import NotToBeHadError, built
+
 MODULE: Final = Path(__file__).parent / "controlplane"
 PROGRAMS: Final = ("etcd", "kube-apiserver")
 PATIENCE: Final = 120.0
-
-
-class NotToBeHadError(Exception):
-    """The control plane cannot be had on this machine: says why, and what would help."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,6 @@ def _read(said: bytes):
         return said.decode(errors="replace")
 
 
-def cache_folder() -> Path:
-    """Say where what was built or fetched once is kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "leadsman"
-
-
 def programs() -> Path:
     """Find or build the programs; gives their folder. Raises NotToBeHadError."""
     stated = os.environ.get("KUBEBUILDER_ASSETS")
@@ -95,81 +86,41 @@ def programs() -> Path:
                 f"KUBEBUILDER_ASSETS is {stated}, without {' and '.join(missing)}"
             )
         return Path(stated)
-    written = b"".join(path.read_bytes() for path in sorted(MODULE.iterdir()))
-    folder = cache_folder() / f"control-plane-{hashlib.sha256(written).hexdigest()[:12]}"
-    if not (folder / PROGRAMS[0]).exists():
-        _build(folder)
-    return folder
+    program = built("control-plane", MODULE, stamps=_stamps())
+    for name in PROGRAMS:
+        link = program.with_name(name)
+        if not link.is_symlink():
+            link.symlink_to(program.name)
+    return program.parent
 
 
-def module_folder(module: str, version: str) -> Path:
-    """Fetch a Go module; gives its folder. Raises NotToBeHadError."""
-    done = _go("mod", "download", "-json", f"{module}@{version}")
-    return Path(json.loads(done)["Dir"])
-
-
-def _build(folder: Path) -> None:
-    print(f"building the Kubernetes control plane into {folder}: minutes", file=sys.stderr)
-    folder.mkdir(parents=True, exist_ok=True)
-    minor = _version().split(".")[1]
-    versions = {"gitVersion": _version(), "gitMajor": "1", "gitMinor": minor}
-    stamp = " ".join(f"-X k8s.io/component-base/version.{k}={v}" for k, v in versions.items())
-    made = folder / f"made-{os.getpid()}"
-    _go("build", "-trimpath", "-ldflags", f"-s -w {stamp}", "-o", str(made), ".")
-    made.rename(folder / "control-plane")
-    for name in reversed(PROGRAMS):
-        link = folder / name
-        link.unlink(missing_ok=True)
-        link.symlink_to("control-plane")
-
-
-def _version() -> str:
+def _stamps() -> list[str]:
     lines = (MODULE / "go.mod").read_text().splitlines()
-    return next(line.split()[1] for line in lines if line.strip().startswith("k8s.io/kubernetes "))
-
-
-def _go(*arguments: str) -> str:
-    go = shutil.which("go")
-    if go is None:
-        raise NotToBeHadError(
-            "no Go toolchain to build a control plane with: set KUBEBUILDER_ASSETS"
-        )
-    settings = {
-        "CGO_ENABLED": "0",
-        "GOFLAGS": "-mod=readonly -buildvcs=false",
-        "GOTOOLCHAIN": "local",
-        "GOGC": os.environ.get("GOGC", "400"),
-    }
-    done = subprocess.run(
-        [go, *arguments],
-        cwd=MODULE,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
+    version = next(
+        line.split()[1] for line in lines if line.strip().startswith("k8s.io/kubernetes ")
     )
-    if done.returncode:
-        problem = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise NotToBeHadError(f"go {arguments[0]} failed: {' '.join(problem)}")
-    return done.stdout
+    versions = {"gitVersion": version, "gitMajor": "1", "gitMinor": version.split(".")[1]}
+    return [f"k8s.io/component-base/version.{key}={value}" for key, value in versions.items()]
 
 
 @contextmanager
-def control_plane(folder: Path) -> Iterator[ControlPlane]:
-    """Run etcd and an API server, state in a folder, until left. Raises NotToBeHadError."""
+def control_plane(folder: Path, *, address: str = "127.0.0.1") -> Iterator[ControlPlane]:
+    """Run etcd and an API server, state in a folder, until left. Raises NotToBeHadError.
+
+    address: where the API server listens.
+    """
     where = programs()
     with ExitStack() as stack:
-        plane = _start(stack, where, folder)
+        plane = _start(_Begin(stack, where, folder), folder, address)
         yield plane
 
 
-def _start(stack: ExitStack, where: Path, folder: Path) -> ControlPlane:
+def _start(begin: "_Begin", folder: Path, address: str) -> ControlPlane:
     store, peer, api = free_ports(3)
     token = secrets.token_hex(16)
     key = folder / "accounts.key"
     _make_key(key)
     (folder / "tokens.csv").write_text(f"{token},admin,admin,system:masters\n")
-    begin = _Begin(stack, where, folder)
     etcd = begin(
         "etcd",
         f"--data-dir={folder / 'etcd'}",
@@ -185,8 +136,8 @@ def _start(stack: ExitStack, where: Path, folder: Path) -> ControlPlane:
         "kube-apiserver",
         f"--etcd-servers=http://127.0.0.1:{store}",
         f"--cert-dir={folder / 'certs'}",
-        "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",
+        f"--bind-address={address}",
+        f"--advertise-address={address}",
         f"--secure-port={api}",
         "--endpoint-reconciler-type=none",
         "--service-cluster-ip-range=10.0.0.0/24",
@@ -199,7 +150,7 @@ def _start(stack: ExitStack, where: Path, folder: Path) -> ControlPlane:
         "--profiling=false",
     )
     plane = ControlPlane(
-        url=f"https://127.0.0.1:{api}",
+        url=f"https://{address}:{api}",
         token=token,
         authority=folder / "certs" / "apiserver.crt",
         kubeconfig=folder / "kubeconfig",

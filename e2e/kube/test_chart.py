@@ -10,7 +10,7 @@ import yaml
 from leadsman_operator.seats import SEATS
 
 from .conftest import ROOT, kubeconfig_of
-from .control_plane import NotToBeHadError
+from .go_programs import NotToBeHadError
 from .helm import helm_program
 
 CHART = ROOT / "helm" / "leadsman"
@@ -57,6 +57,7 @@ VALUES = {
         "state": {"backend": "redis", "redis": {"secret": "valkey", "port": 7000}},
         "networkPolicy": {"enabled": True, "egress": True},
     },
+    "under test": {"pools": [POOL], "pickers": {"conformance": True, "noticeSeconds": 0}},
     "guarded": {
         "pools": [POOL],
         "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "gateway"}},
@@ -218,6 +219,16 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, values, field):
 
     assert done.returncode != 0
     assert field in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "fallbacks"), [("none", None), ("istio", 2)])
+def test_fallbacks_are_named_where_the_gateway_is_known_to_try_them(helm, kind, fallbacks):
+    values = {"pools": [POOL], "gateway": {"kind": kind}}
+
+    data = [one.get("data", {}) for one in helm.rendered(values) if one["kind"] == "ConfigMap"]
+
+    [text] = [one["picker.yaml"] for one in data if "picker.yaml" in one]
+    assert yaml.safe_load(text)["picker"].get("fallbacks") == fallbacks
 
 
 @pytest.mark.parametrize("kind", ["none", "standalone"])

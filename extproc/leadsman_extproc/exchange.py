@@ -16,7 +16,7 @@ from typing import Final, assert_never
 
 from google.protobuf.message import DecodeError
 
-from leadsman_extproc import wire
+from leadsman_extproc import conformance, wire
 from leadsman_extproc.http2.calls import Call, Receiver, Status
 from leadsman_extproc.picking import Picking
 from leadsman_extproc.session import Answers, Session
@@ -37,10 +37,12 @@ class Processor:
     def process(self, call: Call) -> Receiver:
         """Begin one call."""
         settings = self.picking.settings
+        testing = {"on_response": conformance.report} if settings.conformance else {}
         session = Session(
             max_body=settings.max_body,
             ends_early=settings.ends_early,
             watching=self.watching,
+            **testing,
         )
         self.open_streams += 1
         return Exchange(self, call, session)
@@ -76,7 +78,8 @@ class Exchange:
     def gone(self) -> None:
         """Take leave."""
         if self._judging is not None:
-            self._judging.cancel()
+            # Not before it has begun: what it was to wait for would never be waited for, nor ended.
+            asyncio.get_running_loop().call_soon(self._judging.cancel)
         self._processor.open_streams -= 1
         self._session.leave(self._picking.clock())
 
@@ -119,8 +122,8 @@ class Exchange:
 
     def _told(self, verdict: Verdict) -> Answers:
         match verdict:
-            case SendOn(grant, headers):
-                return self._session.send_on(grant, headers)
+            case SendOn(grant, headers, fallbacks):
+                return self._session.send_on(grant, headers, fallbacks)
             case PassOn(endpoint, headers):
                 return self._session.pass_on(endpoint, headers)
             case Answer(reply):

@@ -23,6 +23,7 @@ from leadsman.records import Record, WorkerSeen
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds
 
+from leadsman_extproc import conformance
 from leadsman_extproc.bodies import api_of
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.gather import Asked
@@ -86,7 +87,7 @@ class Picking:
             headers=asked.headers,
             body=asked.body,
             at=self.clock(),
-            subset=asked.subset,
+            subset=self._subset(asked),
         )
         if not arrival.body:
             return self._pass(arrival)
@@ -155,7 +156,14 @@ class Picking:
         grant = self.grants.open(request, admitted, now, body_size=size)
         worker = self.workers.of(admitted.worker)
         self.report(granted(grant, worker.settings.block_size if worker else None, now))
-        return SendOn(grant, self._headers(arrival, worker))
+        headers = self._headers(arrival, worker, grant.endpoint)
+        return SendOn(grant, headers, self._fallbacks(admitted, worker))
+
+    def _fallbacks(self, admitted: Admitted, worker: WorkerSeen | None) -> tuple[str, ...]:
+        """Say whom the gateway may try next; a rank's header would be wrong for anybody else."""
+        if worker is not None and worker.dp_rank is not None:
+            return ()
+        return admitted.fallbacks[: self.settings.fallbacks]
 
     def _refuse(self, refused: Refused, api: Api) -> Answer:
         self.counts.decisions["refused"] += 1
@@ -172,7 +180,7 @@ class Picking:
         if chosen is None:
             return self._nowhere(arrival)
         self.counts.decisions["passed"] += 1
-        return PassOn(chosen.endpoint, self._headers(arrival, None))
+        return PassOn(chosen.endpoint, self._headers(arrival, None, chosen.endpoint))
 
     def _fall_back(self, request: Request, arrival: Arrival, cause: str) -> Verdict:
         self.counts.fallbacks[cause] += 1
@@ -200,17 +208,28 @@ class Picking:
         refused = no_endpoint(request, self.budget_for(request, arrival.headers), self.rng)
         return self._refuse(refused, api_of(arrival.path))
 
+    def _subset(self, asked: Asked) -> frozenset[str] | None:
+        """Give the endpoints that are eligible; None: all."""
+        chosen = None
+        if self.settings.conformance:
+            chosen = conformance.selected(asked.headers, self.workers.endpoints())
+        return asked.subset if chosen is None else chosen
+
     def _identify(self, headers: Mapping[str, str]) -> RequestId:
         """Take the gateway's id; make one where there is none or another request has it."""
         given = RequestId(headers.get(REQUEST_ID, ""))
         return given if given and given not in self.grants else _new_id()
 
-    def _headers(self, arrival: Arrival, worker: WorkerSeen | None) -> Mapping[str, str]:
+    def _headers(
+        self, arrival: Arrival, worker: WorkerSeen | None, endpoint: str
+    ) -> Mapping[str, str]:
         headers: dict[str, str] = {SESSION_ID: arrival.id}
         if arrival.headers.get(REQUEST_ID) != arrival.id:
             headers[REQUEST_ID] = arrival.id
         if worker is not None and worker.dp_rank is not None:
             headers[DP_RANK] = str(worker.dp_rank)
+        if self.settings.conformance:
+            headers.update(conformance.echo(endpoint))
         return headers
 
     def _estimate(self, arrival: Arrival) -> Request:

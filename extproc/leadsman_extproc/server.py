@@ -4,9 +4,11 @@ Messages are bytes on the way in and out: the wire module parses, and what never
 serialised once. There are no size limits on messages (gRPC's usual 4 MB turns a large body into a
 500); the cap on bodies is our own.
 
-Draining: readiness goes first, then new calls are refused, and those in flight may finish.
+Draining: readiness goes first; gateways take a while to hear of it, and in full duplex they fail
+requests whose call is refused. So new calls are refused only later, and those in flight may finish.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -76,7 +78,8 @@ class Server:
 
 @asynccontextmanager
 async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]:
-    """Serve until left, then drain: calls in flight get `settings.drain` seconds to finish.
+    """Serve until left, then drain: readiness is lost, for `settings.notice` seconds calls are
+    still taken, and those in flight then get `settings.drain` to finish.
 
     Raises OSError where an address cannot be had, or a certificate cannot be read.
     """
@@ -98,5 +101,6 @@ async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]
         port = await stack.enter_async_context(
             listening(settings.listen, handlers, tls=tls, drain=settings.drain)
         )
+        stack.push_async_callback(asyncio.sleep, settings.notice)
         await stack.enter_async_context(health.kept_fresh())
         yield Server(port=port, processor=processor, health=health, metrics=metrics)

@@ -78,6 +78,7 @@ class Session:
     max_body: bytes of a request body above which it is refused.
     ends_early: whether the gateway bears it, and sends us its access log (Rule 3).
     watching: makes the watch of a response, from the grant and the response's headers.
+    on_response: what to answer to a response's headers.
     """
 
     def __init__(
@@ -86,11 +87,13 @@ class Session:
         max_body: int,
         ends_early: bool,
         watching: Callable[[Grant, ResponseHeaders, Seconds], Watch],
+        on_response: Callable[[ResponseHeaders], bytes] = lambda _: wire.GO_ON_RESPONSE_HEADERS,
     ) -> None:
         self.state = State.OPEN
         self._max_body = max_body
         self._ends_early = ends_early
         self._watching = watching
+        self._on_response = on_response
         self._profile = Profile()
         self._request: Gathered | None = None
         self._grant: Grant | None = None
@@ -116,10 +119,15 @@ class Session:
         assert self._request is not None
         return self._request.whole()
 
-    def send_on(self, grant: Grant, headers: Mapping[str, str]) -> Answers:
-        """Let the request go to the grant's endpoint, with these headers set on it."""
+    def send_on(
+        self, grant: Grant, headers: Mapping[str, str], fallbacks: Sequence[str] = ()
+    ) -> Answers:
+        """Let the request go to the grant's endpoint, with these headers set on it.
+
+        fallbacks: endpoints that the gateway may try after it, in order.
+        """
         self._grant = grant
-        return self.pass_on(grant.endpoint, headers)
+        return self.pass_on(",".join([grant.endpoint, *fallbacks]), headers)
 
     def pass_on(self, endpoint: str, headers: Mapping[str, str]) -> Answers:
         """Let the request go to `endpoint` without a grant: nothing of it is watched."""
@@ -188,7 +196,7 @@ class Session:
                 self._watch.end(now)
         if self._profile.response is BodyMode.NONE:
             self._end_early()
-        return [wire.GO_ON_RESPONSE_HEADERS]
+        return [self._on_response(event)]
 
     def _watch_body(self, event: ResponseBody, now: Seconds) -> Answers:
         watch = self._watch

@@ -20,6 +20,11 @@ class Settings:
     ends_early: end streams after the first token where that is safe; needs the access log.
         False on agentgateway, which answers 500 (agentgateway#3436).
     journal: folder of decisions.jsonl and outcomes.jsonl.
+    fallbacks: endpoints named after the pick, for the gateway to try in order where it cannot reach
+        it. 0: only the pick, as gateways need that take the header for one address (ORIGINAL_DST).
+    notice: for which new calls are still taken once readiness is lost: as long as it takes until no
+        gateway sends any. Before that ends, a call refused is a request failed.
+    conformance: heed what only the upstream conformance suite sends; lets any client choose.
     parity_every: between two requests of a model whose tokens an engine is asked for, to compare
         them with ours; null: none are, and engines are asked for those of probes alone.
     """
@@ -30,6 +35,9 @@ class Settings:
     max_body: int = 32 * 1024 * 1024
     decision_deadline: Seconds = 1.0
     ends_early: bool = True
+    fallbacks: int = 0
+    notice: Seconds = 0.0
+    conformance: bool = False
     drain: Seconds = 30.0
     metrics_port: int | None = None
     journal: Path | None = None

@@ -10,10 +10,14 @@ from leadsman_extproc.refusals import Reply
 
 @dataclass(frozen=True, slots=True)
 class SendOn:
-    """Send the request to the grant's endpoint, with these headers set."""
+    """Send the request to the grant's endpoint, with these headers set.
+
+    fallbacks: endpoints that the gateway may try after it, in order.
+    """
 
     grant: Grant
     headers: Mapping[str, str]
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,11 +109,16 @@ class Watching:
         return Watch(grant, head, now, watching=self)
 
     def settle_place(self, grant: Grant, head: ResponseHeaders, now: Seconds) -> None:
-        """Move the grant to where the gateway really sent the request, where it says so."""
+        """Move the grant to where the gateway really sent the request, where it says so.
+
+        To a worker of another pool it cannot be moved: it ends, and ours is free of it.
+        """
         if head.served is None or head.served == grant.endpoint:
             return
         served = self._workers.at(head.served)
-        if served is not None:
+        if served is None:
+            self.grants.end(grant, Outcome.SERVED_ELSEWHERE, now)
+        else:
             self.grants.move(
                 grant, (served.worker, served.endpoint, served.settings.block_size), now
             )

@@ -181,6 +181,13 @@ def routed(
     return _bytes(answer)
 
 
+def response_headers(headers: Mapping[str, str]) -> bytes:
+    """Let the response go on with these headers set on it."""
+    answer = pb.ProcessingResponse()
+    _set(answer.response_headers.response.header_mutation, headers)
+    return _bytes(answer)
+
+
 def streamed(side: Side, data: bytes, *, end_of_stream: bool) -> Iterator[bytes]:
     """Give a body, or a piece of one, back to Envoy, which keeps no copy in full duplex.
 

@@ -42,6 +42,10 @@ class Workers:
         """Return a worker that serves at this `ip:port`, if one does."""
         return next((seen for seen in self._seen.values() if seen.endpoint == endpoint), None)
 
+    def endpoints(self) -> set[str]:
+        """List where workers serve, each once."""
+        return {seen.endpoint for seen in self._seen.values()}
+
     def of(self, worker: WorkerId) -> WorkerSeen | None:
         """Return what was last said of this worker."""
         return self._seen.get(worker)

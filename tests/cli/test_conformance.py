@@ -6,13 +6,15 @@ import re
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from leadsman_bench.conformance.checks import CHECKS, Target
+from leadsman_bench.conformance.checks import CHECKS
 from leadsman_bench.conformance.command import main, put_to
-from leadsman_bench.conformance.exchange import PROCESS
+from leadsman_bench.conformance.exchange import BUFFERED, PROCESS
+from leadsman_bench.conformance.script import Target
 from leadsman_extproc import wire
 from leadsman_extproc.http2.server import listening
 
 PICK = "10.0.0.1:8000"
+OTHER = "10.0.0.2:8000"
 
 
 def failed(verdicts):
@@ -71,6 +73,9 @@ class Faulty:
         getattr(self, message.WhichOneof("request"))(message)
 
     def request_headers(self, message):
+        if message.protocol_config.request_body_mode == BUFFERED.request.value:
+            self.call.finish()
+            return
         if self.fault == "answers at once" or message.request_headers.end_of_stream:
             self.head()
 
@@ -92,7 +97,8 @@ class Faulty:
 
     def head(self):
         self.has_head = True
-        raw = wire.routed(PICK, {}, answers="headers")
+        pick = f"{PICK},{OTHER}" if self.fault == "names a fallback always" else PICK
+        raw = wire.routed(pick, {}, answers="headers")
         if self.fault == "no metadata":
             answer = pb.ProcessingResponse.FromString(raw)
             answer.ClearField("dynamic_metadata")
@@ -117,7 +123,7 @@ class Faulty:
         pass
 
 
-SUBSETS = r"compared by|empty subset|without a ready|obeys the subset"
+SUBSETS = r"compared by|empty subset|without a ready|obeys the subset|is the last"
 ALWAYS = named(f"^buffered|^health|{SUBSETS}")
 """What Faulty lacks, whatever its fault: it has one endpoint, no health, and no other mode."""
 BODIES = r"one piece|many pieces|8 MB|trailers|second end|passes|echoed|megabyte|own error|served"
@@ -129,6 +135,7 @@ BODIES = r"one piece|many pieces|8 MB|trailers|second end|passes|echoed|megabyte
         ("none", set()),
         ("answers at once", named("nothing is answered before|trailers end a request")),
         ("answers twice", named("second end")),
+        ("names a fallback always", named("fall back to")),
         ("loses a byte", named(BODIES)),
         ("no metadata", {one.sentence for one in CHECKS}),
         ("swallows responses", named("echoed|ended by trailers|megabyte that|served feedback")),

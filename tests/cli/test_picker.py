@@ -2,11 +2,13 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import aiohttp
+import pytest
 from leadsman.budget import Budget
 from leadsman.declared import Declared, Scope, ScopedBudget
 from leadsman.engine import EngineSettings
 from leadsman.records import WorkerSeen
 from leadsman.request import Request
+from leadsman_cli.extproc import plan_of
 from leadsman_cli.picker import PickerPlan, follow, picker
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
@@ -23,6 +25,17 @@ SETTINGS = EngineSettings(
     num_blocks=100,
 )
 GOLD = Scope(headers={"x-tier": "gold"})
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+@pytest.mark.parametrize("by_file", [True, False])
+def test_the_conformance_suite_is_heeded_by_the_flag_or_by_the_file(tmp_path, by_flag, by_file):
+    path = tmp_path / "picker.yaml"
+    path.write_text(f"picker: {{conformance: {str(by_file).lower()}}}\n")
+
+    plan = plan_of(path, conformance=by_flag)
+
+    assert plan.settings.conformance is (by_flag or by_file)
 
 
 async def test_a_picker_alone_takes_workers_and_budgets_from_its_pools_stream(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 import uvloop
@@ -295,8 +296,10 @@ class Stack:
 class Behind:
     """Runs engines and picker on a loop in a thread of its own."""
 
-    def __init__(self, profile: Profile, *, engines: int = 2, dead: int = 0) -> None:
-        self._profile, self._engines, self._dead = profile, engines, dead
+    def __init__(
+        self, profile: Profile, *, engines: int = 2, dead: int = 0, notice: float = 0.0
+    ) -> None:
+        self._profile, self._engines, self._dead, self._notice = profile, engines, dead, notice
         self._ready = threading.Event()
         self.stack: Stack
         self.endpoints: list[str] = []
@@ -331,7 +334,11 @@ class Behind:
             grants=grants,
             workers=workers,
             settings=Settings(
-                listen="127.0.0.1:0", decision_deadline=0.3, max_body=16 << 20, drain=5
+                listen="127.0.0.1:0",
+                decision_deadline=0.3,
+                max_body=16 << 20,
+                notice=self._notice,
+                drain=5,
             ),
             clock=time.monotonic,
         )
@@ -391,7 +398,7 @@ def behind() -> Iterator[Callable[..., tuple[Stack, Callable[[], None]]]]:
     exits = ExitStack()
 
     def start(
-        profile: Profile, *, lists: bool = True, **more: int
+        profile: Profile, *, lists: bool = True, **more: Any
     ) -> tuple[Stack, Callable[[], None]]:
         own = Behind(profile, **more)
         leave_picker = exits.enter_context(ExitStack())

@@ -89,3 +89,16 @@ async def test_a_stream_that_was_ended_early_outlives_its_picker(behind):
     _, body = await streaming
 
     assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_after_readiness_is_lost_new_calls_are_taken_for_as_long_as_is_given_notice(behind):
+    stack, stop = behind("duplex", engines=1, notice=3.0)
+
+    stopping = asyncio.create_task(asyncio.to_thread(stop))
+    while await health(stack, "readiness") == SERVING:  # noqa: ASYNC110  # it tells nobody
+        await asyncio.sleep(0.01)
+    status, body = await post(stack)
+    await stopping
+
+    assert (status, body.endswith(b"data: [DONE]\n\n")) == (200, True)
+    assert stack.picking.counts.decisions == {"admitted": 1}

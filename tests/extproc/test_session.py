@@ -64,14 +64,14 @@ class Bench:
     def hears(self, *events, at=1.0):
         return [answer for event in events for answer in self.session.receive(event, at)]
 
-    def sends_on(self, at=1.0):
+    def sends_on(self, at=1.0, fallbacks=()):
         self.session.asked()
         request = Request(id=RequestId("r"), model="m", prompt_tokens=3, arrived_at=at)
         admitted = Admitted(
             request=request.id, worker=WorkerId("a:1"), endpoint="a:1", prediction=None
         )
         grant = self.grants.open(request, admitted, at)
-        return self.session.send_on(grant, {"x-session-id": "r"})
+        return self.session.send_on(grant, {"x-session-id": "r"}, fallbacks)
 
     def has_sent(self, profile):
         self.hears(headers(profile), RequestBody(b"{}", end_of_stream=True))
@@ -348,6 +348,28 @@ def test_the_grant_moves_to_where_the_request_was_served():
     assert isinstance(granted, Granted)
     assert granted.worker == "b:1"
     assert bench.grants.in_flight == {"b:1": 1}
+
+
+def test_a_grant_that_another_pool_served_ends_and_is_no_longer_charged_here():
+    bench = Bench().has_sent(DUPLEX)
+
+    answers = bench.hears(response(served="elsewhere:1"), ResponseBody(WORD, end_of_stream=False))
+
+    assert [grant.outcome for grant in bench.over] == [Outcome.SERVED_ELSEWHERE]
+    assert bench.grants.in_flight == {}
+    assert given_back(answers, "response_body")[0] == WORD
+
+
+def test_fallbacks_follow_the_pick_in_one_list():
+    bench = Bench()
+    bench.hears(headers(DUPLEX), RequestBody(b"{}", end_of_stream=True))
+
+    [answer, *_] = parts(bench.sends_on(fallbacks=("b:1", "c:1")))
+
+    space = answer.dynamic_metadata.fields["envoy.lb"].struct_value
+    assert space.fields[wire.DESTINATION].string_value == "a:1,b:1,c:1"
+    [header, *_] = answer.request_headers.response.header_mutation.set_headers
+    assert (header.header.key, header.header.raw_value) == (wire.DESTINATION, b"a:1,b:1,c:1")
 
 
 def test_a_grant_whose_stream_is_gone_before_the_response_was_left_by_its_client():

@@ -13,8 +13,9 @@ import grpc
 import msgspec
 from cryptography import x509
 
-from leadsman_bench.conformance.checks import CHECKS, Target
+from leadsman_bench.conformance.checks import CHECKS
 from leadsman_bench.conformance.exchange import Breach
+from leadsman_bench.conformance.script import Target
 
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
