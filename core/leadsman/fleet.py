@@ -98,6 +98,10 @@ class Fleet:
         state = self.workers.get(worker)
         return state is not None and state.mirror.wants_witness
 
+    def in_flight(self) -> dict[WorkerId, int]:
+        """Count the requests that are granted and not over by worker; any thread may ask."""
+        return {worker: len(state.mirror.flights) for worker, state in list(self.workers.items())}
+
     def _standing(self, model: str) -> Standing:
         standing = self._standings.get(model)
         if standing is None:
