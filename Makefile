@@ -11,7 +11,8 @@ ORACLE_MODES ?=
 ORACLE_SEEDS ?= 0:50
 ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 
-.PHONY: help install templates demo test parity check lint types contracts size proto crds generate e2e bench lock clean
+.PHONY: help install templates demo test parity check lint types contracts size proto crds generate e2e bench
+.PHONY: bench-operator lock clean
 .PHONY: oracle oracle-sglang
 
 help:  ## say what there is
@@ -77,6 +78,10 @@ bench: install  ## predictions in virtual time and the parts' speed, into out/; 
 	mkdir -p out
 	$(BIN)/leadsman bench simulate --json out/simulate.json --picture out
 	$(BIN)/leadsman bench micro --json out/micro.json
+
+bench-operator: install  ## the operator's figures by a real API server, into out/; some 2 minutes
+	mkdir -p out
+	cd e2e && ../$(BIN)/python -m kube.served ../$(BIN)/leadsman bench operator --json ../out/operator.json
 
 oracle: install $(ORACLE_VERSIONS:%=$(ORACLE_ENVS)/vllm-%/bin/python)  ## hold the replay against vLLM's scheduler
 	cd e2e && ../$(BIN)/python -m oracle.fuzz --json ../oracle.json --seeds $(ORACLE_SEEDS) \
