@@ -48,7 +48,7 @@ class Publisher:
         self.replay = context.socket(zmq.ROUTER)
         self.replay.bind(f"tcp://{host}:*")
         self._next = 0
-        self._names = number << 40
+        self._names = (number + 1 << 40) - BLOCKS
         self._stored: deque[list[int]] = deque()
 
     @property
@@ -60,7 +60,7 @@ class Publisher:
 
     def publish(self) -> None:
         """Send the next batch, with the time of sending as the engine's own."""
-        payload = _encode([time.time(), [self._event()], 0])
+        payload = _encode([time.time(), [self.event()], 0])
         self._events.send_multipart((b"", self._next.to_bytes(8, "big"), payload), zmq.NOBLOCK)
         self._next += 1
 
@@ -70,7 +70,13 @@ class Publisher:
             peer, *_ = self.replay.recv_multipart()
             self.replay.send_multipart((peer, b"", b"", END_OF_REPLAY, b""))
 
-    def _event(self) -> msgspec.Struct:
+    def close(self) -> None:
+        """Close both sockets."""
+        self._events.close(0)
+        self.replay.close(0)
+
+    def event(self) -> msgspec.Struct:
+        """Make the next event."""
         if len(self._stored) > HELD:
             return RemovedMap(block_hashes=self._stored.popleft(), medium="GPU", group_idx=0)
         first = self._names = self._names + BLOCKS
