@@ -28,8 +28,8 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SPEEDS = ("1", "1", "1.5", "2")
 BACKENDS = {"grpc": {}}
 """The chart's values for each way in which replicas hear of each other."""
-ROUNDS = 3
-REQUESTS = 400
+ROUNDS = 2
+REQUESTS = 300
 RATE = 30.0
 WORSE = 1.1
 COMPONENT = "picker-chat"
