@@ -16,8 +16,8 @@ ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 # `make e2e-engine` with fewer requests, loads or slots: ENGINE_OPTIONS="--requests 60 --slots 4"
 ENGINE_OPTIONS ?=
 
-.PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate e2e bench lock clean
-.PHONY: oracle oracle-sglang e2e-engine
+.PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate
+.PHONY: e2e e2e-engine oracle oracle-sglang bench bench-operator lock clean
 
 help:  ## say what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -91,6 +91,10 @@ bench: install  ## predictions in virtual time and the parts' speed, into out/; 
 	mkdir -p out
 	$(BIN)/leadsman bench simulate --json out/simulate.json --picture out
 	$(BIN)/leadsman bench micro --json out/micro.json
+
+bench-operator: install  ## the operator's figures by a real API server, into out/; some 2 minutes
+	mkdir -p out
+	cd e2e && ../$(BIN)/python -m kube.served ../$(BIN)/leadsman bench operator --json ../out/operator.json
 
 oracle: install $(ORACLE_VERSIONS:%=$(ORACLE_ENVS)/vllm-%/bin/python)  ## hold the replay against vLLM's scheduler
 	cd e2e && ../$(BIN)/python -m oracle.fuzz --json ../oracle.json --seeds $(ORACLE_SEEDS) \

@@ -1,7 +1,8 @@
-"""`leadsman bench`: every number that the project claims, by three commands.
+"""`leadsman bench`: every number that the project claims, by four commands.
 
 simulate: predictions on a fleet in virtual time. recorded: on recordings of a real engine.
 micro: speed and memory of the parts, each module of `leadsman_bench.micro` with its `measure()`.
+operator: how the operator keeps up in a cluster, by a real API server.
 """
 
 import argparse
@@ -43,6 +44,8 @@ GOALS = {
     "extproc_p50_vs_noop": Goal(le, 2.0),
     "extproc_220k_rps_vs_noop": Goal(ge, 0.45),
     "idle_cpu_64_endpoints": Goal(le, 0.05),
+    "operator_lag_p99_s": Goal(le, 0.1, " s"),
+    "cold_start_s": Goal(le, 10, " s"),
 }
 
 
@@ -52,6 +55,7 @@ def main(argv: list[str]) -> int:
         "simulate": _simulate,
         "recorded": _recorded,
         "micro": micro,
+        "operator": _operator,
     }
     name = argv[0] if argv else "--help"
     if name in {"-h", "--help"}:
@@ -73,6 +77,13 @@ def _recorded(argv: list[str]) -> int:
     return int(importlib.import_module("leadsman_bench.recorded").main(argv))
 
 
+def _operator(argv: list[str]) -> int:
+    from leadsman_bench.operating import command
+
+    _tell(*command.measure(argv))
+    return 0
+
+
 def micro(argv: list[str]) -> int:
     """Run the micro benchmarks, and show each figure beside its goal."""
     found = benchmarks()
@@ -87,12 +98,15 @@ def micro(argv: list[str]) -> int:
     for name in arguments.only or found:
         print(f"measuring {name} …", file=sys.stderr)
         measured |= importlib.import_module(f"leadsman_bench.micro.{name}").measure()
-    _show(measured)
-    if arguments.json:
-        arguments.json.write_bytes(
-            msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n"
-        )
+    _tell(measured, arguments.json)
     return 0
+
+
+def _tell(measured: dict[str, float], path: Path | None) -> None:
+    """Show the figures, and write them where they are wanted."""
+    _show(measured)
+    if path is not None:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
 
 
 def benchmarks() -> list[str]:

@@ -67,6 +67,23 @@ class Children:
                 raise ChildError(f"{name} is not ready:\n{self.last_words(name)}")
             time.sleep(0.05)
 
+    def ended(self, name: str, within: Seconds) -> int | None:
+        """Wait for a child to end by itself; gives its exit status, None where it does not."""
+        try:
+            return self._running[name].wait(timeout=within)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self, name: str) -> None:
+        """Ask one child to end, and see to it that it does."""
+        child = self._running.pop(name)
+        child.terminate()
+        try:
+            child.wait(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
     def last_words(self, name: str) -> str:
         """Return the end of what a child wrote."""
         written = (self.folder / f"{name}.log").read_text(errors="replace")
@@ -131,6 +148,11 @@ def children(folder: Path) -> Iterator[Children]:
         yield held
     finally:
         held.stop()
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """Name the command that runs a module."""
+    return [sys.executable, "-m", name, *arguments]
 
 
 def cpu_seconds(pid: int) -> Seconds:

@@ -108,6 +108,11 @@ class Fleet:
         beliefs = ((worker, state.belief) for worker, state in self.workers.items())
         return [(worker, belief.trust, belief.reason) for worker, belief in beliefs]
 
+    def in_flight(self) -> dict[WorkerId, int]:
+        """Count the requests that are granted and not over by worker; any thread may ask."""
+        flights = [(name, state.mirror.flights) for name, state in list(self.workers.items())]
+        return {name: sum(not f.is_ghost for f in list(all_.values())) for name, all_ in flights}
+
     def _standing(self, model: str) -> Standing:
         standing = self._standings.get(model)
         if standing is None:

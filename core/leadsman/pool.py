@@ -134,12 +134,15 @@ class Pool:
 
     def keep(self, keys: Iterable[BlockKey]) -> None:
         """Blocks that were stored by nobody known: they are there, and lost last."""
-        self._queue = None
-        for key in keys:
-            if key not in self.pins:
-                self.free.pop(key, None)
-                self._stamp += 1
-                self.free[key] = self._stamp
+        pins, free, self._queue = self.pins, self.free, None
+        fresh = [key for key in keys if key not in pins] if pins else list(keys)
+        if len(set(fresh)) < len(fresh):  # only the last of each counts
+            fresh = list(dict.fromkeys(reversed(fresh)))[::-1]
+        if not free.keys().isdisjoint(fresh):
+            for key in fresh:
+                free.pop(key, None)
+        before, self._stamp = self._stamp, self._stamp + len(fresh)
+        free.update(zip(fresh, range(before + 1, self._stamp + 1), strict=True))
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
         """The engine says that these are gone: a copy that is still pinned is another one."""

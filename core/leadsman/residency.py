@@ -122,7 +122,9 @@ class Residency:
             self._count(column, -1)
 
     def clear(self, column: int) -> Numbers:
-        """Forget every copy that the column has; returns the rows it had."""
+        """Forget every copy that the column has; returns the rows it had. O(rows) if it has any."""
+        if not self.blocks.get(column):
+            return np.empty(0, dtype=np.int64)
         rows = self.rows_of(column)
         self.bits[:, column >> 6] &= ~_bit(column)
         low = (1 << _COLUMNS) - 1

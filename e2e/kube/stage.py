@@ -33,6 +33,11 @@ _addresses = (
 )
 
 
+def next_address():
+    """Give a loopback address that no other pod has."""
+    return next(_addresses)
+
+
 class Stage:
     """One namespace of one test."""
 

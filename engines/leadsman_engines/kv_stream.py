@@ -1,7 +1,7 @@
 """KvStream: follows one engine's KV events and says what they mean in records.
 
 The question: what this engine scheduler holds, from now until we are told to stop. One SUB socket
-for what happens, a DEALER for what was missed, the SUB's monitor for lost connections, one task
+for what happens, a DEALER for what was missed, the SUB's monitor for lost connections, one turn
 for all three; what to make of the numbers is `kv_sequence`, of the bytes `kv_wire`, of the
 engine's names `blocks`. An engine that serves several ranks has an endpoint and a stream for each.
 
@@ -14,14 +14,12 @@ Source: vLLM 0.32 distributed/kv_events.py, ZmqEventPublisher.
 """
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import zmq
-import zmq.asyncio
 from leadsman.records import Cleared, KvEvent, KvEvents, Trust, TrustChanged
 from leadsman.units import Seconds, WorkerId
 
@@ -29,6 +27,9 @@ from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.kv_sequence import Action, Apply, AskReplay, Believe, Forget, KvSequence
 from leadsman_engines.kv_wire import decode_batch
+from leadsman_engines.zmq_loop import Frames, Waking, arrived, context
+
+Socket: TypeAlias = "zmq.Socket[bytes]"
 
 _END: Final = b"\xff" * 8
 _TURN: Final = 16
@@ -64,73 +65,94 @@ class KvStream:
         self._now = now
         self._sequence = KvSequence(can_replay=source.replay is not None)
         self._engine_time: Seconds = 0.0
-        self._poller = zmq.asyncio.Poller()
-        self._replay: zmq.asyncio.Socket | None = None
-        self._replay_until: Seconds = 0.0
+        self._live: Socket | None = None
+        self._monitor: Socket | None = None
+        self._replay: Socket | None = None
+        self._replay_end: asyncio.TimerHandle | None = None
+        self._broken: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Follow the source until cancelled; the sockets are closed then."""
-        live = zmq.asyncio.Context.instance().socket(zmq.SUB)
-        live.set_hwm(0)
-        monitor = live.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        loop = asyncio.get_running_loop()
+        self._broken = loop.create_future()
+        self._waking = Waking(self._turn)
+        self._live = context().socket(zmq.SUB)
+        self._live.set_hwm(0)
+        self._monitor = self._live.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
         try:
-            for socket in (live, monitor):
-                self._poller.register(socket, zmq.POLLIN)
-            live.subscribe(self._source.topic)
-            live.connect(self._source.events)
-            while True:
-                await self._turn(live, monitor)
+            self._live.subscribe(self._source.topic)
+            self._live.connect(self._source.events)
+            self._waking.add(self._live)
+            self._waking.add(self._monitor)
+            await self._broken
         finally:
             self._close_replay()
-            live.disable_monitor()
-            for socket in (live, monitor):
-                self._poller.unregister(socket)
-                socket.close(linger=0)
+            self._live.disable_monitor()
+            self._waking.close()
 
-    async def _turn(self, live: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
-        """Wait for something to come, and take it.
+    def _turn(self) -> None:
+        """Take what has come, on all sockets; what is left has its turn after others had theirs."""
+        if self._attempt(self._read):
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _attempt(self, work: Callable[[], bool]) -> bool:
+        """Do some work, unless the stream is broken; what it raises breaks the stream."""
+        assert self._broken is not None
+        if self._broken.done():
+            return False
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001  # whoever runs this stream says it
+            self._broken.set_exception(error)
+            return False
+
+    def _read(self) -> bool:
+        """Read some of all sockets; True where there may be more.
 
         What the former connection brought is taken before a new connection is noted: it is older.
         """
-        await self._wait()
-        connected = await _read(monitor)
-        for frames in await _read(live, None if connected else _TURN):
+        assert self._live is not None
+        assert self._monitor is not None
+        connected = bool(list(arrived(self._monitor)))
+        taken = 0
+        for frames in arrived(self._live, None if connected else _TURN):
             self._take_live(frames)
+            taken += 1
         if connected:
             self._act(self._sequence.connected())
-        if self._replay is not None:
-            await self._read_replay(self._replay)
-        await asyncio.sleep(0)
+        return self._read_replay() or taken >= _TURN
 
-    async def _wait(self) -> None:
-        if self._replay is None:
-            await self._poller.poll()
-            return
-        left = self._replay_until - asyncio.get_running_loop().time()
-        if left > 0:
-            await self._poller.poll(1000 * left)
-        else:
-            self._act(self._sequence.replay_over("no answer in time"))
-
-    async def _read_replay(self, replay: zmq.asyncio.Socket) -> None:
-        for frames in await _read(replay, _TURN):
+    def _read_replay(self) -> bool:
+        replay, taken = self._replay, 0
+        if replay is None:
+            return False
+        for frames in arrived(replay, _TURN):
+            self._take_replayed(frames)
+            taken += 1
             if self._replay is not replay:
-                return
-            message = self._parse(frames)
-            if message is None:
-                continue
-            sequence, payload = message
-            if sequence == _END:
-                self._act(self._sequence.replay_over())
-            else:
-                self._act(self._sequence.replayed(int.from_bytes(sequence), payload))
+                return True
+        return taken >= _TURN
 
-    def _take_live(self, frames: list[bytes]) -> None:
+    def _take_replayed(self, frames: Frames) -> None:
+        message = self._parse(frames)
+        if message is None:
+            return
+        sequence, payload = message
+        if sequence == _END:
+            self._act(self._sequence.replay_over())
+        else:
+            self._act(self._sequence.replayed(int.from_bytes(sequence), payload))
+
+    def _give_up_replay(self) -> bool:
+        self._act(self._sequence.replay_over("no answer in time"))
+        return False
+
+    def _take_live(self, frames: Frames) -> None:
         message = self._parse(frames)
         if message is not None:
             self._act(self._sequence.live(int.from_bytes(message[0]), message[1]))
 
-    def _parse(self, frames: list[bytes]) -> tuple[bytes, bytes] | None:
+    def _parse(self, frames: Frames) -> tuple[bytes, bytes] | None:
         """Find number and payload from the right: topics, and empty frames, are there or not."""
         if len(frames) < 2 or len(frames[-2]) != len(_END):
             self.counts["bad_frames"] += 1
@@ -190,26 +212,21 @@ class KvStream:
         """Ask on a socket of its own, so that no answer to an earlier question comes between."""
         self._close_replay()
         assert self._source.replay is not None
-        replay = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        replay = context().socket(zmq.DEALER)
         replay.set_hwm(0)
         replay.setsockopt(zmq.LINGER, 0)
         replay.connect(self._source.replay)
         replay.send_multipart([b"", start.to_bytes(len(_END))])
-        self._poller.register(replay, zmq.POLLIN)
         self._replay = replay
-        self._replay_until = asyncio.get_running_loop().time() + self._source.replay_timeout
+        self._waking.add(replay)
+        loop = asyncio.get_running_loop()
+        self._replay_end = loop.call_later(
+            self._source.replay_timeout, self._attempt, self._give_up_replay
+        )
 
     def _close_replay(self) -> None:
+        if self._replay_end is not None:
+            self._replay_end.cancel()
         if self._replay is not None:
-            self._poller.unregister(self._replay)
-            self._replay.close(linger=0)
+            self._waking.drop(self._replay)
             self._replay = None
-
-
-async def _read(socket: zmq.asyncio.Socket, limit: int | None = None) -> list[list[bytes]]:
-    """Read what has come already, `limit` messages at most."""
-    messages: list[list[bytes]] = []
-    with contextlib.suppress(zmq.Again):
-        while limit is None or len(messages) < limit:
-            messages.append(await socket.recv_multipart(zmq.NOBLOCK))
-    return messages

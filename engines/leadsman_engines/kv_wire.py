@@ -2,7 +2,8 @@
 
 The question: what one engine step stored and removed, in the engine's own names. The outer batch
 is an array [time, events, rank]; inner events are maps {"type": ...} since June 2026, positional
-arrays [type, ...] before; both are read, and fields that are not known are ignored. Hashes are
+arrays [type, ...] before; both are read, maps all at once, and fields that are not known are
+ignored. Hashes are
 64-bit integers (negative ones are read as unsigned) or digests. One malformed event is skipped
 with its reason and the others are kept, since a gap in one block is better than in a step.
 
@@ -37,6 +38,7 @@ from leadsman_engines.kv_events import (
 )
 
 _WORD: Final = 2**64 - 1
+_UNREADABLE: Final = (msgspec.DecodeError, ValueError, OverflowError, TypeError)
 _WHOLE_PREFIX: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
 
 
@@ -95,6 +97,13 @@ class _ClearedArray(_AnyCleared, array_like=True, tag="AllBlocksCleared"):
     pass
 
 
+class _MapBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_Stored | _Removed | _Cleared]
+    data_parallel_rank: int | None = None
+
+
+_whole = msgspec.msgpack.Decoder(_MapBatch)
 _batch = msgspec.msgpack.Decoder(_Batch)
 _map = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
 _array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
@@ -103,6 +112,16 @@ _array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
 def decode_batch(payload: bytes, worker: WorkerId) -> EngineBatch:
     """Read one batch; raises EngineProtocolError where not even its outline can be read."""
     try:
+        whole = _whole.decode(payload)
+        events = [_understood(event) for event in whole.events]
+    except _UNREADABLE:
+        return _piecemeal(payload, worker)
+    return EngineBatch(engine_time=whole.ts, dp_rank=whole.data_parallel_rank, events=tuple(events))
+
+
+def _piecemeal(payload: bytes, worker: WorkerId) -> EngineBatch:
+    """Read a batch event by event: arrays, or maps of which some cannot be read."""
+    try:
         batch = _batch.decode(payload)
     except msgspec.DecodeError as error:
         raise EngineProtocolError(worker, f"KV event batch: {error}") from error
@@ -110,7 +129,7 @@ def decode_batch(payload: bytes, worker: WorkerId) -> EngineBatch:
     for place, raw in enumerate(batch.events):
         try:
             events.append(_event(raw))
-        except (msgspec.DecodeError, ValueError, OverflowError, TypeError) as error:
+        except _UNREADABLE as error:
             problems.append(f"event {place}: {error}")
     return EngineBatch(
         engine_time=batch.ts,
@@ -123,10 +142,13 @@ def decode_batch(payload: bytes, worker: WorkerId) -> EngineBatch:
 def _event(raw: msgspec.Raw) -> EngineEvent:
     first = bytes(memoryview(raw)[:1])
     is_map = first in (b"\xde", b"\xdf") or b"\x80" <= first <= b"\x8f"
-    event = (_map if is_map else _array).decode(raw)
+    return _understood((_map if is_map else _array).decode(raw))
+
+
+def _understood(event: _AnyStored | _AnyRemoved | _AnyCleared) -> EngineEvent:
     if isinstance(event, _AnyCleared):
         return AllBlocksCleared()
-    hashes = tuple(_unsigned(name) for name in event.block_hashes)
+    hashes = tuple([_unsigned(name) for name in event.block_hashes])
     tier, group = (event.medium or GPU).upper(), event.group_idx or 0
     if isinstance(event, _AnyRemoved):
         return BlockRemoved(hashes=hashes, tier=tier, group=group)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from leadsman_extproc.metrics import BY_LABEL, PLAIN
+from leadsman_extproc.metrics import BY_LABEL, IN_FLIGHT, PLAIN
 
 _FROM: Final = '{namespace=~"$namespace", job=~"$job"}'
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -86,7 +86,17 @@ def _counts() -> list[Panel]:
         )
         for name, text in PLAIN
     ]
-    return labelled + plain
+    in_flight = [
+        Panel(
+            title=name.replace("_", " ").capitalize(),
+            text=text,
+            expression=f"{together} by (worker) (leadsman_{name}{_FROM})",
+            legend="{{worker}}",
+            unit="short",
+        )
+        for (name, text), together in zip(IN_FLIGHT.items(), ("sum", "max"), strict=True)
+    ]
+    return labelled + plain + in_flight
 
 
 def _drawn(panels: Sequence[Panel]) -> list[dict[str, Any]]:

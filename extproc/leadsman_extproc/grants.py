@@ -9,7 +9,7 @@ session and the access log need not agree on an order.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,6 +73,10 @@ class Grants:
 
     def __contains__(self, request: RequestId) -> bool:
         return request in self._by_id
+
+    def counted(self) -> Mapping[WorkerId, int]:
+        """Count the grants in flight by worker, as they are now; any thread may ask."""
+        return dict(self.in_flight)
 
     def of(self, request: str) -> Grant | None:
         """Return the grant in flight of this request id, if there is one."""

@@ -5,13 +5,17 @@ for. A prediction counts as graded once its first token was seen.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from leadsman.units import Seconds
+from leadsman.units import Seconds, WorkerId
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+Gauges: TypeAlias = Mapping[str, Callable[[], Mapping[WorkerId, int]]]
+"""What each gauge of `IN_FLIGHT` stands at, by worker; asked from another thread."""
 
 
 @dataclass(slots=True)
@@ -56,6 +60,10 @@ BY_LABEL = (
     ("within", "limit", "Graded predictions within a limit of the real time to first token."),
     ("parity", "verdict", "Prompts whose tokens were compared with an engine's, by verdict."),
 )
+IN_FLIGHT = {
+    "grants": "Requests that this picker sent on and that are not over.",
+    "in_flight": "The same of all pickers of the pool, as this one knows.",
+}
 PLAIN = (
     ("graded", "Predictions whose first token was seen."),
     ("journal_dropped", "Journal lines dropped because the disk was too slow."),
@@ -63,10 +71,11 @@ PLAIN = (
 
 
 class Page(Collector):
-    """Renders the counts when Prometheus asks."""
+    """Renders the counts when Prometheus asks, and such gauges as are given."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts, gauges: Gauges | None = None) -> None:
         self._counts = counts
+        self._gauges = gauges or {}
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """Yield every count as a counter family, and what is so now as gauges."""
@@ -88,14 +97,19 @@ class Page(Collector):
         for told in self._counts.trust():
             trust.add_metric(told, 1)
         yield trust
+        for name, counted in self._gauges.items():
+            gauge = GaugeMetricFamily(f"leadsman_{name}", IN_FLIGHT[name], labels=["worker"])
+            for worker, requests in counted().items():
+                gauge.add_metric([worker], requests)
+            yield gauge
 
 
 class MetricsServer:
     """Serves the page until closed; `port` is the one it got."""
 
-    def __init__(self, counts: Counts, port: int) -> None:
+    def __init__(self, counts: Counts, port: int, gauges: Gauges | None = None) -> None:
         registry = CollectorRegistry()
-        registry.register(Page(counts))
+        registry.register(Page(counts, gauges))
         self._server, self._thread = start_http_server(port, registry=registry)
         self.port = int(self._server.server_port)
 

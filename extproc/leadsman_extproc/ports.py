@@ -41,6 +41,10 @@ class Picker(Protocol):
         """Whether one more stream of this worker should be read chunk by chunk."""
         ...
 
+    def in_flight(self) -> Mapping[WorkerId, int]:
+        """Count the requests that are granted and not over by worker; any thread may ask."""
+        ...
+
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """A whole request as it came. `headers` has lower-case names, `:method` and `:path` too."""

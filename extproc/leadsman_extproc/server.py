@@ -92,7 +92,8 @@ async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]
             await stack.enter_async_context(listening(settings.health, health.handlers()))
         metrics = None
         if settings.metrics_port is not None:
-            metrics = MetricsServer(picking.counts, settings.metrics_port)
+            gauges = {"grants": picking.grants.counted, "in_flight": picking.picker.in_flight}
+            metrics = MetricsServer(picking.counts, settings.metrics_port, gauges)
             stack.callback(metrics.close)
         tls = None
         if settings.tls is not None:

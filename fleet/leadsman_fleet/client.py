@@ -32,6 +32,8 @@ _CHANNEL: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # gRPC's own 30 s would hold on to the former leaders' addresses while operators are rolled out.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
 )
 
 

@@ -199,12 +199,39 @@ _EVENTS: dict[str, _Layout[Any, Any]] = {
     "removed": _Layout(core.Removed, pb.Removed, _KEYS),
     "cleared": _Layout(core.Cleared, pb.Cleared),
 }
-_EVENT_KIND = {layout.record: kind for kind, layout in _EVENTS.items()}
 
 
-def _write_events(events: tuple[KvEvent, ...]) -> list[pb.KvEvent]:
-    kinds = ((_EVENT_KIND[type(event)], event) for event in events)
-    return [pb.KvEvent(**{kind: _EVENTS[kind].write(event)}) for kind, event in kinds]
+class _KvEventsLayout(_Layout[core.KvEvents, pb.KvEvents]):
+    """What nearly all records are, field by field without a table: half the time."""
+
+    def write(self, record: core.KvEvents) -> pb.KvEvents:
+        return pb.KvEvents(
+            worker=record.worker,
+            sequence=record.sequence,
+            engine_time=record.engine_time,
+            received_at=record.received_at,
+            events=[_write_event(event) for event in record.events],
+        )
+
+    def read(self, message: pb.KvEvents) -> core.KvEvents:
+        return core.KvEvents(
+            worker=WorkerId(message.worker),
+            sequence=message.sequence,
+            engine_time=message.engine_time,
+            received_at=message.received_at,
+            events=_read_events(message.events),
+        )
+
+
+def _write_event(event: KvEvent) -> pb.KvEvent:
+    match event:
+        case core.Stored():
+            keys = pack(event.keys)
+            return pb.KvEvent(stored=pb.Stored(keys=keys, tier=event.tier, session=event.session))
+        case core.Removed():
+            return pb.KvEvent(removed=pb.Removed(keys=pack(event.keys), tier=event.tier))
+        case core.Cleared():
+            return pb.KvEvent(cleared=pb.Cleared(tier=event.tier))
 
 
 def _read_events(messages: Iterable[pb.KvEvent]) -> tuple[KvEvent, ...]:
@@ -242,9 +269,7 @@ _LAYOUT_OF: dict[str, _Layout[Any, Any]] = {
         {"settings": _Converted(write=_SETTINGS.write, read=_SETTINGS.read)},
     ),
     "worker_gone": _Layout(core.WorkerGone, pb.WorkerGone),
-    "kv_events": _Layout(
-        core.KvEvents, pb.KvEvents, {"events": _Converted(write=_write_events, read=_read_events)}
-    ),
+    "kv_events": _KvEventsLayout(core.KvEvents, pb.KvEvents),
     "trust_changed": _Layout(
         core.TrustChanged, pb.TrustChanged, {"trust": _Converted(read=core.Trust)}
     ),

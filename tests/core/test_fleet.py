@@ -225,6 +225,18 @@ def test_a_grant_that_comes_back_from_the_stream_is_not_counted_twice():
     assert price(fleet, A) == before
 
 
+def test_requests_in_flight_are_counted_until_they_end_whoever_granted_them():
+    fleet = fleet_of("a", "b")
+    fleet.apply(granted("a", "mine"), 1.0)
+    fleet.apply(granted("a", "theirs"), 1.0)
+    before = fleet.in_flight()
+
+    fleet.apply(ended("a", "theirs", 2.0), 2.0)
+
+    assert before == {"a": 2, "b": 0}
+    assert fleet.in_flight() == {"a": 1, "b": 0}
+
+
 def test_the_second_of_a_burst_sees_the_first():
     fleet = fleet_of(A)
 

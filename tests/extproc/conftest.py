@@ -97,6 +97,9 @@ class PicksInTurn:
     def wants_witness(self, worker: WorkerId) -> bool:
         return self.witnesses
 
+    def in_flight(self) -> dict[WorkerId, int]:
+        return {}
+
 
 def _refused(request: Request) -> Refused:
     status = int(request.model.removeprefix("refuse-").removesuffix("-for-good"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 from leadsman_extproc import dashboard
-from leadsman_extproc.metrics import BY_LABEL, Counts, Page
+from leadsman_extproc.metrics import BY_LABEL, IN_FLIGHT, Counts, Page
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,7 +24,7 @@ def exported():
         getattr(counts, name)["any"] = 1
     counts.token_parity["any"] = True
     registry = CollectorRegistry()
-    registry.register(Page(counts))
+    registry.register(Page(counts, dict.fromkeys(IN_FLIGHT, lambda: {"any": 1})))
     return {
         sample.name: set(sample.labels)
         for family in text_string_to_metric_families(generate_latest(registry).decode())

@@ -148,6 +148,16 @@ def test_the_page_says_how_far_each_cache_is_believed_and_why():
     assert f"leadsman_trust{{{labels}}} 1.0" in page
 
 
+def test_what_is_in_flight_is_on_the_page_by_worker():
+    registry = CollectorRegistry()
+    registry.register(Page(Counts(), {"in_flight": lambda: {"a:1": 2, "b:1": 0}}))
+
+    page = generate_latest(registry).decode()
+
+    assert 'leadsman_in_flight{worker="a:1"} 2.0' in page
+    assert 'leadsman_in_flight{worker="b:1"} 0.0' in page
+
+
 def test_the_page_is_served_until_it_is_closed():
     server = MetricsServer(Counts(), 0)
 

@@ -47,19 +47,20 @@ _ANSWER: Final = {
 }
 
 
-def _page(body: str, kind: str = "application/json", status: str = "200 OK") -> bytes:
+def page(body: str, kind: str = "application/json", status: str = "200 OK") -> bytes:
+    """Write a whole answer."""
     head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
     return (head + body).encode()
 
 
-_PAGES: Final = {
-    b"/metrics": _page(_METRICS + _HISTOGRAMS, "text/plain; version=0.0.4"),
-    b"/version": _page('{"version": "0.33.0"}'),
-    b"/health": _page(""),
-    b"/v1/models": _page(json.dumps({"data": [{"id": MODEL, "max_model_len": 1 << 20}]})),
-    b"/v1/chat/completions": _page(json.dumps(_ANSWER)),
+PAGES: Final = {
+    b"/metrics": page(_METRICS + _HISTOGRAMS, "text/plain; version=0.0.4"),
+    b"/version": page('{"version": "0.33.0"}'),
+    b"/health": page(""),
+    b"/v1/models": page(json.dumps({"data": [{"id": MODEL, "max_model_len": 1 << 20}]})),
+    b"/v1/chat/completions": page(json.dumps(_ANSWER)),
 }
-_NOT_FOUND: Final = _page("{}", status="404 Not Found")
+_NOT_FOUND: Final = page("{}", status="404 Not Found")
 
 
 class Engine(asyncio.Protocol):
@@ -96,10 +97,10 @@ async def serve(count: int, *, with_events: bool) -> None:
     loop = asyncio.get_running_loop()
     ports = []
     for _ in range(count):
-        pages = dict(_PAGES)
+        pages = dict(PAGES)
         if with_events:
             source = event_source(EventPublisher("127.0.0.1"))
-            pages[b"/kv_event_sources"] = _page(json.dumps({"0": source}))
+            pages[b"/kv_event_sources"] = page(json.dumps({"0": source}))
         server = await loop.create_server(partial(Engine, pages), "127.0.0.1", 0)
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps({"ports": ports}), flush=True)

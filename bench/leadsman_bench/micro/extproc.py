@@ -197,7 +197,7 @@ def leadsman(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("leadsman")), *arguments]
 
 
-def told(held: Children, folder: Path, name: str) -> dict[str, Any]:
+def told(held: Children, folder: Path, name: str, within: Seconds = 30.0) -> dict[str, Any]:
     """Wait for the JSON line in which a child says where it serves."""
 
     def find() -> dict[str, Any] | None:
@@ -210,7 +210,7 @@ def told(held: Children, folder: Path, name: str) -> dict[str, Any]:
                 return said
         return None
 
-    held.until(name, lambda: find() is not None)
+    held.until(name, lambda: find() is not None, within)
     found = find()
     assert found is not None
     return found

@@ -1,0 +1,110 @@
+"""Several pickers pick as one: their predictions are as good, and the load as even, as one's alone.
+
+One and two replicas take turns under the same kind of load, on engines of different speed. What
+they predicted and what became of it are in their journals, whose times are of one clock here.
+"""
+
+import json
+from bisect import bisect_left, insort
+from collections import Counter
+from statistics import mean
+
+import pytest
+from leadsman_bench.envoy import running_envoy
+from leadsman_bench.processes import children
+
+from .conftest import PATIENCE, create, kubeconfig_of, within
+from .control_plane import NotToBeHadError
+from .front import Front
+from .helm import helm_program
+from .names import names
+from .release import Release
+from .stage import Stage
+from .test_chart import CHART, Helm
+from .traffic import steady
+
+LABELS = {"app": "chat"}
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+SPEEDS = ("1", "1", "1.5", "2")
+BACKENDS = {"grpc": {}}
+"""The chart's values for each way in which replicas hear of each other."""
+ROUNDS = 2
+REQUESTS = 300
+RATE = 30.0
+WORSE = 1.1
+COMPONENT = "picker-chat"
+
+
+@pytest.fixture(params=BACKENDS)
+def release(request, plane, tmp_path):
+    """A release with engines and an operator, and no pickers yet; gives it and its gateway."""
+    namespace = f"replicas-{request.param}"
+    create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    try:
+        helm = Helm(helm_program(), tmp_path, kubeconfig_of(plane, tmp_path, plane.token))
+    except NotToBeHadError as error:
+        pytest.skip(str(error))
+    with children(tmp_path / "children") as running, names() as known:
+        stage = Stage(plane, namespace, running, tmp_path)
+        made = {"matchLabels": LABELS, "targetPorts": [stage.port]}
+        values = {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
+        values |= BACKENDS[request.param]
+        helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
+        for number, speed in enumerate(SPEEDS):
+            stage.pod(f"engine-{number}", stage.engine("--speed", speed), labels=LABELS)
+        release = Release(stage, known, "r")
+        release.run("operator")
+        with running_envoy(Front(release.service(COMPONENT), known.address)) as envoy:
+            yield release, envoy.url
+
+
+@pytest.mark.slow
+def test_two_pickers_predict_as_well_and_spread_as_evenly_as_one(release):
+    release, url = release
+    outcomes = {1: [], 2: []}
+    _play(release, url, 1, seed=0)
+    for turn in range(1, ROUNDS + 1):
+        for count, seen in outcomes.items():
+            seen.append(_play(release, url, count, seed=turn))
+
+    one, two = outcomes[1], outcomes[2]
+    assert _error(two) <= WORSE * _error(one)
+    assert _imbalance(two) <= WORSE * _imbalance(one)
+
+
+def _play(release, url, count, *, seed):
+    """Load so many new pickers with as many requests; gives what they wrote of each."""
+    stage, journals = release.stage, []
+    release.start(COMPONENT, count)
+    with steady(url, MODEL, stage.folder, rate=RATE, seed=seed) as traffic:
+        assert within(3 * PATIENCE, lambda: len(traffic.so_far()) >= REQUESTS)
+    assert traffic.lost() == []
+    for replica in list(release.replicas[COMPONENT]):
+        journals.append(stage.folder / f"{replica.name}.journal" / "outcomes.jsonl")
+        release.end(COMPONENT, replica)
+    rows = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
+    assert len(rows) >= REQUESTS
+    return rows
+
+
+def _error(plays):
+    """Give the mean difference of predicted and real time to the first token."""
+    return mean(
+        abs(row["predicted_ttft"] - row["ttft"]) for rows in plays for row in rows if row["ttft"]
+    )
+
+
+def _imbalance(plays):
+    """Give how far the fullest and the emptiest engine are apart, in requests, as each arrives."""
+    return mean(apart for rows in plays for apart in _apart(rows))
+
+
+def _apart(rows):
+    running, ends = Counter({row["worker"]: 0 for row in rows}), []
+    for row in sorted(rows, key=lambda row: row["sent_at"]):
+        over = bisect_left(ends, (row["sent_at"], ""))
+        running.subtract(worker for _, worker in ends[:over])
+        del ends[:over]
+        running[row["worker"]] += 1
+        insort(ends, (row["ended_at"], row["worker"]))
+        yield max(running.values()) - min(running.values())

@@ -1,0 +1,203 @@
+"""An installed release under a steady load, while all around it changes.
+
+One release for all of these tests: each leaves it as it found it. Whatever happens, every request
+is answered whole or refused with a reason, by an engine that is there, and afterwards no picker
+believes that anything is in flight. What the engines can do is learned from the load itself.
+"""
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from leadsman_bench.envoy import running_envoy
+from leadsman_bench.processes import children
+
+from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, kubeconfig_of, pool, within
+from .control_plane import NotToBeHadError
+from .front import Front
+from .helm import helm_program
+from .names import names
+from .release import Release
+from .stage import Stage
+from .test_chart import CHART, Helm
+from .traffic import steady
+
+LABELS = {"app": "chat"}
+SPEED = ["--speed", "10"]
+AWAY = 30.0
+
+
+class Site:
+    """The release `r`, its engines, and the gateway in front."""
+
+    def __init__(self, stage, release):
+        self.stage = stage
+        self.release = release
+        self.engines = {}
+        self.gone = {}
+        self.model = None
+        self.url = None
+
+    @property
+    def pickers(self):
+        return self.release.replicas["picker-chat"]
+
+    def grow(self, name):
+        """Add a pod whose engine serves; gives the engine's address."""
+        ip = self.stage.engine(*SPEED)
+        self.stage.pod(name, ip, labels=LABELS)
+        self.engines[name] = f"{ip}:{self.stage.port}"
+        return self.engines[name]
+
+    def shrink(self, name):
+        """Delete a pod as a cluster does: told to go, it serves what it has, and then is gone."""
+        engine = self.engines.pop(name)
+        path = f"{PODS.format(self.stage.namespace)}/{name}"
+        self.stage.delete(path, grace=30)
+        assert within(PATIENCE, lambda: _is_idle(engine))
+        self.stage.running.end(f"engine-{engine.replace(':', '-')}")
+        self.stage.delete(path, grace=0)
+        self.gone[engine] = time.monotonic()
+
+    @contextmanager
+    def under_load(self):
+        """Keep up a load, and see to it that nothing was lost and nothing is left over."""
+        with steady(self.url, self.model, self.stage.folder) as traffic:
+            self.goes_on(traffic)
+            yield traffic
+            self.goes_on(traffic)
+        assert traffic.lost() == []
+        gone = [one for one in traffic.sent if one.at > self.gone.get(one.served_by, one.at)]
+        assert gone == []
+        for name in ("leadsman_in_flight", "leadsman_grants"):
+            assert within(PATIENCE, lambda name=name: not self.counted(name)), self.counted(name)
+
+    def counted(self, gauge):
+        """Give each picker's count of requests by worker, but for those of none."""
+        pages = [(one.name, one.gauges(gauge)) for one in self.pickers]
+        return {(name, worker): n for name, page in pages for worker, n in page.items() if n}
+
+    def goes_on(self, traffic, is_so=lambda one: one.is_whole, count=10):
+        """Wait until some requests that are sent from now on have come to this."""
+        now = time.monotonic()
+        so = lambda: [one for one in traffic.so_far() if one.at > now and is_so(one)]
+        assert within(PATIENCE, lambda: len(so()) >= count), traffic.so_far()[-3:]
+
+    def takes_part(self, traffic, engine):
+        """Wait until every picker knows an engine, and some request was served by it."""
+        known = lambda: [one.gauges("leadsman_in_flight").keys() for one in self.pickers]
+        assert within(PATIENCE, lambda: all(engine in keys for keys in known())), known()
+        self.goes_on(traffic, lambda one: one.served_by == engine, count=1)
+
+
+def _is_idle(engine):
+    """Whether nothing has been running or waiting for a while."""
+    for _ in range(10):
+        with urllib.request.urlopen(f"http://{engine}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        named = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+        if any(float(line.split()[-1]) for line in lines if line.startswith(named)):
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.fixture(scope="module")
+def site(plane, tmp_path_factory):
+    """The chart installed, its pods running, three engines, and an Envoy."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    namespace = "rollouts"
+    create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    try:
+        helm = Helm(helm_program(), folder, kubeconfig_of(plane, folder, plane.token))
+    except NotToBeHadError as error:
+        pytest.skip(str(error))
+    with children(folder / "children") as running, names() as known:
+        stage = Stage(plane, namespace, running, folder)
+        made = {"matchLabels": LABELS, "targetPorts": [stage.port]}
+        values = {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
+        helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
+        site = Site(stage, Release(stage, known, "r"))
+        for number in range(3):
+            site.grow(f"engine-{number}")
+        site.model = _model(site.engines["engine-0"])
+        for component in ("operator", "picker-chat"):
+            site.release.run(component)
+        with running_envoy(Front(site.release.service("picker-chat"), known.address)) as envoy:
+            site.url = envoy.url
+            yield site
+
+
+def _model(engine):
+    with urllib.request.urlopen(f"http://{engine}/v1/models", timeout=10) as page:
+        return json.load(page)["data"][0]["id"]
+
+
+def test_requests_are_spread_over_the_pods(site):
+    with site.under_load() as traffic:
+        assert within(PATIENCE, lambda: len(traffic.served()) == 3)
+
+
+def test_pods_come_and_go(site):
+    with site.under_load() as traffic:
+        fresh = site.grow("more")
+        site.takes_part(traffic, fresh)
+        site.shrink("more")
+
+
+def test_all_pods_are_replaced(site):
+    with site.under_load() as traffic:
+        for name in list(site.engines):
+            fresh = site.grow(f"{name}-again")
+            site.takes_part(traffic, fresh)
+            site.shrink(name)
+
+
+def test_the_operator_is_rolled_out(site):
+    with site.under_load() as traffic:
+        site.release.roll("operator")
+        fresh = site.grow("after")
+        site.takes_part(traffic, fresh)
+        site.shrink("after")
+
+
+def test_pickers_are_rolled_out(site):
+    with site.under_load():
+        site.release.roll("picker-chat")
+
+
+def test_the_api_server_is_away(site):
+    with site.under_load() as traffic:
+        os.kill(site.stage.plane.pid, signal.SIGSTOP)
+        try:
+            time.sleep(AWAY)
+            site.goes_on(traffic)
+        finally:
+            os.kill(site.stage.plane.pid, signal.SIGCONT)
+        fresh = site.grow("late")
+        site.takes_part(traffic, fresh)
+        site.shrink("late")
+
+
+def test_a_budget_is_edited_live(site):
+    path = OURS.format(site.stage.namespace, "latencybudgets")
+    refused = lambda status: lambda one: (one.status, one.reason) == (status, "would_miss_ttft")
+    with site.under_load() as traffic:
+        create(site.stage.plane, path, budget("hasty", ttft="1ms"))
+        site.goes_on(traffic, refused(429))
+        own = {"spec": {"statuses": {"wouldMissTtft": 529}}}
+        site.stage.patch(f"{path}/hasty", own)
+        site.goes_on(traffic, refused(529))
+        site.stage.delete(f"{path}/hasty")
+
+
+def test_a_pool_is_deleted_and_created_again(site):
+    path = POOLS.format(site.stage.namespace)
+    with site.under_load() as traffic:
+        site.stage.delete(f"{path}/chat")
+        site.goes_on(traffic, lambda one: (one.status, one.reason) == (503, "no_endpoint"))
+        create(site.stage.plane, path, pool("chat", LABELS, site.stage.port))
