@@ -18,10 +18,10 @@ ROOT = Path(__file__).parent
 GROUP = "leadsman"
 HOT = {
     "core/leadsman": (
-        "candidates crowd decide ends families firstcome fleet followers future ghosts holding "
-        "lengths line mirror pool pricing replay residuals route running schedulers sequence "
-        "serving sglang sglang_budget sglang_decode sglang_queue skipping standing stepping "
-        "steptime tables together windows worker"
+        "candidates copies crowd decide ends exact families firstcome fleet followers future "
+        "ghosts holding lengths line mirror pool prefixes pricing replay residuals route "
+        "running schedulers sequence serving sglang sglang_budget sglang_decode sglang_queue "
+        "skipping standing stepping steptime tables together windows worker"
     ),
     "extproc/leadsman_extproc/http2": "calls connection frames headers messages outflow stream",
     "extproc/leadsman_extproc": "events exchange picking session verdict wire",

@@ -113,6 +113,8 @@ class Watched:
         )
         self._on_its_way, self._order = [], count()
         self.generated, self.first_at, self.cached, self.ended_at = {}, {}, {}, {}
+        self.alias = None
+        """The session that requests give which the mirror is not told of; None: one each."""
 
     def submit(self, name, prompt, output, *, keys=(), max_tokens=None, expected=None, seen=True):
         """Send a request now; `keys` name its leading blocks."""
@@ -131,7 +133,7 @@ class Watched:
                 prompt_hashes=whole,
                 output_tokens=output,
                 max_tokens=max_tokens,
-                session_id=name,
+                session_id=name if seen or self.alias is None else self.alias,
             ),
             self.now,
         )
