@@ -17,7 +17,7 @@ ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 ENGINE_OPTIONS ?=
 
 .PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate
-.PHONY: e2e e2e-engine oracle oracle-sglang bench bench-operator lock clean
+.PHONY: e2e e2e-engine e2e-gateway oracle oracle-sglang bench bench-operator lock clean
 
 help:  ## say what there is
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -78,6 +78,9 @@ proto: install  ## generate the fleet stream's messages from fleet.proto
 e2e: install  ## on a real Kubernetes API server, built once: minutes at first, skipped if it cannot be
 	-cd e2e && ../$(BIN)/python -m kube.control_plane
 	$(BIN)/pytest -rs --timeout=600 e2e/kube
+
+e2e-gateway: install  ## through Istio's own gateway, built once; ends with status 3 where it cannot be
+	cd e2e && ../$(BIN)/python -m gateway.run
 
 crds: install  ## write the custom resources' YAML from their definition in operator/
 	$(BIN)/python -m leadsman_operator.crds.manifests crds
