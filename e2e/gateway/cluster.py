@@ -27,7 +27,7 @@ from .network import NODE, Network
 CHART = ROOT / "helm" / "leadsman"
 NAMESPACE = "llm"
 RELEASE = "leadsman"
-PATIENCE = 90.0
+PATIENCE = 60.0
 COUNT = re.compile(r'^leadsman_(\w+)_total\{\w+="(\w+)"\} (\S+)$', re.MULTILINE)
 SELECTION, SERVED = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
 COLLECTIONS = {
@@ -47,11 +47,15 @@ COLLECTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a client got. served: where the gateway says that the request went."""
+    """What a client got. served: where the gateway says that the request went.
+
+    is_cut: the connection ended before the body did.
+    """
 
     status: int
     headers: dict[str, str]
     body: bytes
+    is_cut: bool
 
     @property
     def served(self) -> str | None:
@@ -184,11 +188,17 @@ class Cluster:
         data = None if body is None else io.BytesIO(json.dumps(body).encode())
         headers = headers | ({} if body is None else {"content-type": "application/json"})
         async with (
-            aiohttp.ClientSession() as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(PATIENCE)) as session,
             session.request(method, self.url + path, data=data, headers=headers) as answer,
         ):
             said = {name.lower(): value for name, value in answer.headers.items()}
-            return Answer(status=answer.status, headers=said, body=await answer.read())
+            body, is_cut = b"", False
+            try:
+                async for part in answer.content.iter_any():
+                    body += part
+            except aiohttp.ClientPayloadError:
+                is_cut = True
+            return Answer(status=answer.status, headers=said, body=body, is_cut=is_cut)
 
 
 @contextlib.contextmanager

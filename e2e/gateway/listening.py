@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from leadsman.records import Ended, Granted, Record
 from leadsman_fleet.client import ClientTiming, FleetClient, Target
 
+from .cluster import PATIENCE
+
 FLEET = 9100
 
 
@@ -23,6 +25,7 @@ async def listening(operator: str, pool: str) -> AsyncIterator[list[Granted | En
     client = FleetClient(target, hear, timing=ClientTiming(linger=0.0, retry=0.2))
     following = asyncio.create_task(client.run())
     try:
+        await asyncio.wait_for(client.synced.wait(), PATIENCE)
         yield heard
     finally:
         following.cancel()

@@ -67,6 +67,9 @@ async def test_a_dead_picker_that_kubernetes_still_holds_ready_fails_every_body(
         for pod in pickers(cluster):
             cluster.kubelet.crash(NAMESPACE, pod)
 
+        await until_answered(
+            cluster, lambda one: one.status == without_body, ask=cluster.get_models
+        )
         with_body = [await cluster.ask() for _ in range(5)]
         bare = [await cluster.get_models() for _ in range(5)]
         for pod in pickers(cluster):

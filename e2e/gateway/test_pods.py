@@ -1,3 +1,5 @@
+import contextlib
+
 from leadsman.records import Ended, Granted, Outcome
 
 from .cluster import NAMESPACE
@@ -25,6 +27,7 @@ async def test_a_pod_is_sent_requests_from_when_it_is_ready_until_it_is_not(clus
     assert fourth not in {one.served for one in meanwhile}
     assert fourth not in {one.served for one in [*afterwards, *answers[gone_from + 6 :]]}
     assert failed([*meanwhile, *afterwards]) == []
+    assert {one.served for one in failed(answers)} <= {fourth}
 
 
 async def test_where_the_pick_cannot_be_reached_the_next_of_the_list_serves(cluster, engines):
@@ -32,14 +35,13 @@ async def test_where_the_pick_cannot_be_reached_the_next_of_the_list_serves(clus
     home = {"x_leadsman_session": "at-home"}
     for _ in range(10):  # so that each of the pickers knows where it lives
         await cluster.ask(to=dead, **home)
-    async with listening(cluster.address(operator(cluster)), f"{NAMESPACE}/chat") as records:
-        cluster.kubelet.crash(NAMESPACE, ENGINES[0])
 
+    async with (
+        listening(cluster.address(operator(cluster)), f"{NAMESPACE}/chat") as records,
+        crashed(cluster, ENGINES[0], dead),
+    ):
         answers = [await cluster.ask(to=f"{dead},{next_best}", **home) for _ in range(10)]
-
         await until(lambda: len(moved(records, dead)) > 0, lambda: records)
-    cluster.revive(ENGINES[0])
-    await until_answered(cluster, lambda one: one.served == dead, to=dead)
 
     assert failed(answers) == []
     assert {one.served for one in answers} == {next_best}
@@ -47,6 +49,17 @@ async def test_where_the_pick_cannot_be_reached_the_next_of_the_list_serves(clus
     kinds = [(type(one), one.worker) for one in records if one.request == request]
     assert kinds[:3] == [(Granted, dead), (Ended, dead), (Granted, next_best)]
     assert kinds[-1] == (Ended, next_best)
+
+
+@contextlib.asynccontextmanager
+async def crashed(cluster, name, endpoint):
+    """Have an engine be dead that Kubernetes holds ready; when left, wait until it serves again."""
+    cluster.kubelet.crash(NAMESPACE, name)
+    try:
+        yield
+    finally:
+        cluster.revive(name)
+        await until_answered(cluster, lambda one: one.served == endpoint, to=endpoint)
 
 
 def operator(cluster):

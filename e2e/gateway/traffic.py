@@ -36,6 +36,7 @@ def failed(answers: list[Answer]) -> list[Answer]:
         one
         for one in answers
         if one.status != 200
+        or one.is_cut
         or (one.headers["content-type"].startswith("text/event-stream") and not is_whole(one))
     ]
 
@@ -54,13 +55,16 @@ async def until(is_so: Callable[[], bool], say: Callable[[], object] = lambda: N
         raise AssertionError(say()) from None
 
 
-async def until_answered(cluster: Cluster, is_so: Callable[[Answer], bool], **asked) -> Answer:
-    """Ask until the answer is as it should be; gives it."""
+async def until_answered(
+    cluster: Cluster, is_so: Callable[[Answer], bool], *, ask=None, **asked
+) -> Answer:
+    """Ask, for a completion by default, until the answer is as it should be; gives it."""
+    ask = ask or cluster.ask
     answer = None
     try:
         async with asyncio.timeout(PATIENCE):
             while answer is None or not is_so(answer):
-                answer = await cluster.ask(**asked)
+                answer = await ask(**asked)
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(answer) from None
