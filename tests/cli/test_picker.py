@@ -5,7 +5,6 @@ import aiohttp
 import pytest
 from leadsman.budget import Budget
 from leadsman.declared import Declared, Scope, ScopedBudget
-from leadsman.engine import EngineSettings
 from leadsman.records import WorkerSeen
 from leadsman.request import Request
 from leadsman_cli.extproc import plan_of
@@ -14,16 +13,9 @@ from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
 from leadsman_fleet.server import FleetService, listen
 
+from tests.settings import SETTINGS
+
 PATIENCE = 20.0
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
 GOLD = Scope(headers={"x-tier": "gold"})
 
 

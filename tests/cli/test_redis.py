@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 import aiohttp
 import pytest
 from kube.redis_server import IS_THERE, RedisServer
-from leadsman.engine import EngineSettings
 from leadsman.records import WorkerSeen
 from leadsman_cli.main import main
 from leadsman_cli.picker import PickerPlan, follow, picker
@@ -14,16 +13,9 @@ from leadsman_fleet.redis_ends import RedisPublisher
 from leadsman_fleet.redis_keeper import RedisKeeper
 from leadsman_fleet.redis_log import Names, RedisLog, connected
 
+from tests.settings import SETTINGS
+
 PATIENCE = 20.0
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
 
 
 @pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")

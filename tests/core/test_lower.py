@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from leadsman.lower import UNMEASURED, Claim, LowerTiers
 from leadsman.records import GPU, Cleared, Removed, Stored
 
-from tests.core.served import BLOCKS, SIZE, Engine, W, keys
+from .served import BLOCKS, SIZE, Engine, W, keys
 
 WHOLE = SIZE * BLOCKS
 NONE = np.empty(0, dtype=np.uint64)

@@ -3,7 +3,7 @@
 import pytest
 from leadsman.records import Stored
 
-from tests.core.served import BLOCKS, SIZE, Engine, keys
+from .served import BLOCKS, SIZE, Engine, keys
 
 WHOLE = SIZE * BLOCKS
 

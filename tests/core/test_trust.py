@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from leadsman.records import Cleared, LoadSample, Removed, Stored, Trust, WorkerSeen
 from leadsman.trust import HITS, LONGEST, MISSES, CacheTrust, Finding, Lookup
 
-from tests.core.served import BLOCKS, SIZE, Engine, W, keys
+from .served import BLOCKS, SIZE, Engine, W, keys
 
 WHOLE = SIZE * BLOCKS
 

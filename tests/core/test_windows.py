@@ -10,7 +10,7 @@ from leadsman.prefixes import Prefixes
 from leadsman.records import Cleared, Removed, Stored
 from leadsman.windows import Windows, group_tier
 
-from tests.core.served import BLOCKS, SIZE, Engine, keys
+from .served import BLOCKS, SIZE, Engine, keys
 
 PROMPT = [int(key) for key in keys(3, 12)]
 places = st.sets(st.integers(0, len(PROMPT) - 1))

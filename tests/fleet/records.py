@@ -1,18 +1,9 @@
 """Records that tests of the fleet's carriers tell."""
 
 import numpy as np
-from leadsman.engine import EngineSettings
 from leadsman.records import Ended, Granted, Outcome, WorkerSeen
 
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
+from tests.settings import SETTINGS
 
 
 def seen(worker):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from leadsman.engine import EngineSettings
 from leadsman.records import (
     Cleared,
     Ended,
@@ -28,15 +27,8 @@ from leadsman_fleet.follower import Follower, Part, Phase
 from leadsman_fleet.log import Bounds, FleetLog
 from leadsman_fleet.state import FleetState
 
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
+from tests.settings import SETTINGS
+
 EMPTY = np.empty(0, np.uint64)
 
 MUST_BE_EQUAL = (WorkerSeen, TrustChanged, KvEvents, Granted, TokensSeen)

@@ -2,20 +2,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from leadsman.engine import EngineSettings
 from leadsman.records import Ended, Granted, Learned, Outcome, TokensSeen, WorkerSeen
 from leadsman_fleet.outbox import Outbox
 from leadsman_fleet.state import FleetState
 
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
+from tests.settings import SETTINGS
+
 LIMIT = 6
 
 

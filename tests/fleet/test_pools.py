@@ -5,23 +5,15 @@ import logging
 import pytest
 from leadsman.budget import Budget
 from leadsman.declared import Declared, ScopedBudget
-from leadsman.engine import EngineSettings
 from leadsman.records import Learned, LoadSample, WorkerSeen
 from leadsman_fleet.client import ClientTiming, FleetClient, Target
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
 from leadsman_fleet.server import FleetService, ServerTiming, listen
 
+from tests.settings import SETTINGS
+
 PATIENCE = 20.0
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
 
 
 def make(pool):

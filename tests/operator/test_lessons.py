@@ -10,15 +10,8 @@ from leadsman_operator.kube import ApiError
 from leadsman_operator.lessons import MOST, LessonBook, Lessons
 from leadsman_operator.objects import Key
 
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
+from tests.settings import SETTINGS
+
 PLACE = Key("n", "lessons")
 
 samples = st.lists(

@@ -1,6 +1,5 @@
 import msgspec
 import pytest
-from leadsman.engine import EngineSettings
 from leadsman.records import WorkerSeen
 from leadsman_operator.collectors import Found
 from leadsman_operator.precedence import ranked
@@ -8,18 +7,11 @@ from leadsman_operator.status import budget_status, profile_status
 from leadsman_operator.targets import targets_of
 from leadsman_operator.views import PoolView
 
+from tests.settings import SETTINGS
+
 from .objects import budget, pod, pool, profile, world
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-SETTINGS = EngineSettings(
-    model="m",
-    version="0.33.0",
-    max_num_batched_tokens=2048,
-    max_num_seqs=16,
-    max_model_len=8192,
-    block_size=16,
-    num_blocks=100,
-)
 
 
 def views_of(there, problems=None):
