@@ -50,6 +50,36 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ttft_bound: Seconds | None = None
     completion_tokens: Tokens | None = None
 
+    def grade(self, *, worker: str, model: str, block_size: Tokens) -> Grade | None:
+        """Grade it; None where it was not served, or not priced."""
+        if self.ttft is None or self.predicted_ttft is None or self.predicted_queue_wait is None:
+            return None
+        bounded = None
+        if self.max_queue_wait is not None:
+            bounded = Bounded(
+                bound=self.max_queue_wait, predicted=self.predicted_queue_wait, actual=self.waited
+            )
+        return Grade(
+            request=RequestId(self.request),
+            worker=WorkerId(worker),
+            model=model,
+            prompt_tokens=self.prompt_tokens,
+            predicted=self.predicted_ttft,
+            actual=self.ttft,
+            credited=self.predicted_cached or 0,
+            reused=self.cached_tokens,
+            block_size=block_size,
+            bounded=bounded,
+        )
+
+    @property
+    def waited(self) -> Seconds:
+        """The real queue wait of one that was served and priced."""
+        assert self.ttft is not None
+        assert self.predicted_ttft is not None
+        assert self.predicted_queue_wait is not None
+        return max(0.0, self.ttft - (self.predicted_ttft - self.predicted_queue_wait))
+
 
 class DemoSummary(Summary, frozen=True, kw_only=True):
     """The keys of summary.json: those of every run, and the goodput of the overloaded phase."""
@@ -86,47 +116,26 @@ def grades(
     found = Grades()
     for outcome in outcomes:
         one = sent.get(outcome.request)
-        if one is None:
+        if one is None or outcome.ttft is None:
             continue
-        if outcome.ttft is None:
-            continue
-        if outcome.predicted_ttft is None or outcome.predicted_queue_wait is None:
+        named = workers[outcome.worker]
+        grade = outcome.grade(worker=named.name, model=MODEL, block_size=named.block_size)
+        if grade is None:
             found.unpriced += 1
         else:
-            found.graded.append(_graded(outcome, one, workers[outcome.worker]))
+            found.graded.append(_graded(outcome, one, grade))
     found.refused_for = Counter(one.reason for one in played if one.reason is not None)
     found.lost = len(played) - len(found.graded) - found.unpriced - found.refused_for.total()
     return found
 
 
-def _graded(outcome: Outcome, one: Played, worker: Named) -> Graded:
-    assert outcome.ttft is not None
-    assert outcome.predicted_ttft is not None
+def _graded(outcome: Outcome, one: Played, grade: Grade) -> Graded:
     assert outcome.predicted_queue_wait is not None
-    prefill = outcome.predicted_ttft - outcome.predicted_queue_wait
-    wait = max(0.0, outcome.ttft - prefill)
-    bounded = None
-    if outcome.max_queue_wait is not None:
-        bounded = Bounded(
-            bound=outcome.max_queue_wait, predicted=outcome.predicted_queue_wait, actual=wait
-        )
-    grade = Grade(
-        request=RequestId(outcome.request),
-        worker=WorkerId(worker.name),
-        model=MODEL,
-        prompt_tokens=outcome.prompt_tokens,
-        predicted=outcome.predicted_ttft,
-        actual=outcome.ttft,
-        credited=outcome.predicted_cached or 0,
-        reused=outcome.cached_tokens,
-        block_size=worker.block_size,
-        bounded=bounded,
-    )
     return Graded(
         grade=grade,
         at=one.planned.at,
         predicted_wait=outcome.predicted_queue_wait,
-        actual_wait=wait,
+        actual_wait=outcome.waited,
         ahead=None,
         curve=outcome.curve or "unknown",
         load=phase_at(one.planned.at).load,

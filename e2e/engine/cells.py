@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from leadsman.grade import Grade, Summary
-from leadsman.units import RequestId, Seconds, WorkerId
+from leadsman.units import Seconds
 from leadsman_bench.demo_results import Outcome
 from leadsman_bench.player import Played
 
@@ -48,23 +48,8 @@ class Cell:
 
 def graded(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Grade]]:
     """Grade what was served and had been priced."""
-    return [(one, grade) for one in outcomes if (grade := _grade(one)) is not None]
-
-
-def _grade(one: Outcome) -> Grade | None:
-    if one.ttft is None or one.predicted_ttft is None:
-        return None
-    return Grade(
-        request=RequestId(one.request),
-        worker=WorkerId(one.worker),
-        model=NAME,
-        prompt_tokens=one.prompt_tokens,
-        predicted=one.predicted_ttft,
-        actual=one.ttft,
-        credited=one.predicted_cached or 0,
-        reused=one.cached_tokens,
-        block_size=BLOCK_SIZE,
-    )
+    grades = (one.grade(worker=one.worker, model=NAME, block_size=BLOCK_SIZE) for one in outcomes)
+    return [(one, grade) for one, grade in zip(outcomes, grades, strict=True) if grade is not None]
 
 
 def cell(
@@ -103,7 +88,7 @@ def cell(
         cache_mismatch=figures["cache_mismatch"],
         covered=_share([g.actual <= o.ttft_bound for o, g in found if o.ttft_bound is not None]),
         refused=dict(refused),
-        bounds_kept=_share([_kept(one, grade) for one, grade in found if one.max_queue_wait]),
+        bounds_kept=figures["bound_kept"],
         broken=sum(one.broke or one.status != 200 for one in played) - refused.total(),
         ttft_median=_quantile(times, 0.5),
         ttft_p90=_quantile(times, 0.9),
@@ -115,13 +100,6 @@ def pooled(cells: Sequence[Cell], share: str) -> float | None:
     """Give a share of all graded requests together."""
     known = [(getattr(one, share), one.graded) for one in cells if getattr(one, share) is not None]
     return sum(part * count for part, count in known) / sum(c for _, c in known) if known else None
-
-
-def _kept(one: Outcome, grade: Grade) -> bool:
-    assert one.max_queue_wait is not None
-    assert one.predicted_ttft is not None
-    assert one.predicted_queue_wait is not None
-    return grade.actual - (one.predicted_ttft - one.predicted_queue_wait) <= one.max_queue_wait
 
 
 def _share(said: Sequence[bool]) -> float | None:
