@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from leadsman.engine import EngineSettings
 from leadsman.pool import Pool
 from leadsman.records import GPU, Cleared, Removed, Stored
-from leadsman.rules import rules_of
-from leadsman.schedulers import findable, replay_for
+from leadsman.schedulers import findable, lost_to_eagle, replay_for
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
 from leadsman.windows import Windows
@@ -51,8 +50,7 @@ class Holding:
         self.pool = Pool()
         self.windows = Windows()
         self.flights: dict[RequestId, Flight] = {}
-        is_vllm = settings.engine == "vllm"
-        self._drops = settings.is_eagle and is_vllm and not rules_of(settings.version).hashes_next
+        self._unread, self._dropped = lost_to_eagle(settings)
 
     @property
     def queued_tokens(self) -> Tokens:
@@ -89,23 +87,16 @@ class Holding:
     def usable(self, keys: list[BlockKey], depth: Blocks) -> Blocks:
         """Count the blocks that are used of so many that the first cache group has.
 
-        Every group must be able to go on from there, and EAGLE computes the last one anew: its
-        drafter needs the states of the last block. Source: vLLM 0.32
-        v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit.
+        Every group must be able to go on from there.
         """
-        depth = self.windows.usable(keys, depth)
-        return depth - 1 if self._drops and depth else depth
+        return max(0, self.windows.usable(keys, depth) - self._dropped)
 
     def readable(self, seq: Seq) -> Blocks:
-        """Count the blocks that `seq` could find cached at most: never its last token.
-
-        With drafts from its own states SGLang names a block by pairs, so by one token more.
-        """
-        settings = self.settings
-        if not (seq.reads_cache and settings.enable_prefix_caching):
+        """Count the blocks that `seq` could find cached at most: never its last token."""
+        if not (seq.reads_cache and self.settings.enable_prefix_caching):
             return 0
-        ahead = settings.is_eagle and settings.sglang is not None
-        return min((seq.target - 1 - ahead) // settings.block_size, len(seq.keys))
+        most = (seq.target - 1 - self._unread) // self.settings.block_size
+        return max(0, min(most, len(seq.keys)))
 
     def free_blocks(self) -> Blocks:
         """Count the blocks that no running request holds, cached or not.

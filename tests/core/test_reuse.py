@@ -1,9 +1,15 @@
 """What a request is believed to find, where more than the presence of blocks decides."""
 
-import pytest
-from leadsman.records import Stored
+from dataclasses import replace
 
-from .served import BLOCKS, SIZE, Engine, keys
+import pytest
+from leadsman.engine import SglangRules
+from leadsman.holding import Holding
+from leadsman.records import Stored
+from leadsman.sequence import Seq
+from leadsman_engines.simulated.sglang.settings import SglangSettings
+
+from .served import BLOCKS, SETTINGS, SIZE, Engine, keys
 
 WHOLE = SIZE * BLOCKS
 
@@ -34,3 +40,27 @@ def test_an_engine_that_keeps_nothing_is_credited_nothing():
     credited, _ = engine.serve(1)
 
     assert credited == 0
+
+
+@pytest.mark.parametrize("is_eagle", [True, False])
+def test_an_sglang_finds_what_it_names_of_all_but_a_prompts_last_token(is_eagle):
+    rules = SglangRules(max_prefill_tokens=512)
+    holding = Holding(replace(SETTINGS, sglang=rules, is_eagle=is_eagle))
+    engine = SglangSettings(
+        model="m",
+        page_size=SIZE,
+        max_total_num_tokens=10_000,
+        max_running_requests=8,
+        context_length=8192,
+        is_eagle=is_eagle,
+    )
+
+    found = {tokens: holding.readable(prompt_of(tokens)) for tokens in range(1, 4 * SIZE)}
+
+    assert found == {tokens: engine.keyed(tokens - 1) for tokens in found}
+
+
+def prompt_of(tokens):
+    prompt = Seq("r", tokens, 0.0)
+    prompt.keys = list(range(tokens // SIZE))
+    return prompt
