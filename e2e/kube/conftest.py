@@ -11,6 +11,7 @@ from leadsman_bench.processes import children
 
 from .control_plane import control_plane, kubeconfig
 from .go_programs import NotToBeHadError, module_folder
+from .helm import helm_program
 
 ROOT = Path(__file__).parents[2]
 GATEWAY_API = "sigs.k8s.io/gateway-api-inference-extension"
@@ -48,6 +49,15 @@ def plane(bare_plane):
     for definition in [*our_crds(), *upstream_crds()]:
         install(bare_plane, definition)
     return bare_plane
+
+
+@pytest.fixture(scope="session")
+def helm_path():
+    """Where helm is."""
+    try:
+        return helm_program()
+    except NotToBeHadError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

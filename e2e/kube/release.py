@@ -11,20 +11,24 @@ import json
 import os
 import signal
 import urllib.request
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from leadsman_bench.processes import answers
+from leadsman_bench.processes import answers, children
 
 from .conftest import PATIENCE, create, kubeconfig_of
 from .control_plane import free_ports
-from .stage import ACCOUNTS, LEADSMAN, next_address
+from .helm import CHART, Helm
+from .names import names
+from .stage import ACCOUNTS, LEADSMAN, Stage, next_address
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/{}/deployments"
 CORE = "/api/v1/namespaces/{}/{}/{}"
+LABELS = {"app": "chat"}
 
 
 @dataclass(frozen=True)
@@ -172,3 +176,16 @@ class Release:
             except grpc.RpcError:
                 return False
         return said.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@contextmanager
+def installed(helm_path, plane, folder, namespace, **values):
+    """Install the chart in a new namespace with a pool `chat`; gives the release, without pods."""
+    create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    helm = Helm(helm_path, folder, kubeconfig_of(plane, folder, plane.token))
+    with children(folder / "children") as running, names() as known:
+        stage = Stage(plane, namespace, running, folder)
+        made = {"matchLabels": LABELS, "targetPorts": [stage.port]}
+        values |= {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
+        helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
+        yield Release(stage, known, "r")

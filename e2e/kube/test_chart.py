@@ -3,17 +3,14 @@
 import base64
 import json
 import re
-import subprocess
 
 import pytest
 import yaml
 from leadsman_operator.seats import SEATS
 
 from .conftest import ROOT, kubeconfig_of
-from .go_programs import NotToBeHadError
-from .helm import helm_program
+from .helm import CHART, Helm
 
-CHART = ROOT / "helm" / "leadsman"
 POOL = {"name": "chat", "create": {"matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]}}
 TOKENIZED = {
     "volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
@@ -75,54 +72,20 @@ ELSEWHERE = {
 """Kinds whose definitions this API server does not have."""
 
 
-class Helm:
-    """Runs helm; `fails` gives what it said where it had to fail."""
-
-    def __init__(self, program, folder, config=None):
-        self.program, self.folder, self.config = program, folder, config
-
-    def run(self, *arguments, values=None):
-        command = [str(self.program), *arguments]
-        if values is not None:
-            path = self.folder / "values.json"
-            path.write_text(json.dumps(values))
-            command += ["--values", str(path)]
-        if self.config:
-            command += ["--kubeconfig", str(self.config)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    def does(self, *arguments, values=None):
-        done = self.run(*arguments, values=values)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def rendered(self, values, *more):
-        said = self.does("template", "r", str(CHART), "--namespace", "ns", *more, values=values)
-        return [one for one in yaml.safe_load_all(said) if one]
-
-
 def blocks(page):
     """Give the YAML that a page of the docs shows."""
     found = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     return [yaml.safe_load(one) for one in found]
 
 
-@pytest.fixture(scope="session")
-def program():
-    try:
-        return helm_program()
-    except NotToBeHadError as error:
-        pytest.skip(str(error))
+@pytest.fixture
+def helm(helm_path, tmp_path):
+    return Helm(helm_path, tmp_path)
 
 
 @pytest.fixture
-def helm(program, tmp_path):
-    return Helm(program, tmp_path)
-
-
-@pytest.fixture
-def cluster(program, tmp_path, plane):
-    return Helm(program, tmp_path, kubeconfig_of(plane, tmp_path, plane.token))
+def cluster(helm_path, tmp_path, plane):
+    return Helm(helm_path, tmp_path, kubeconfig_of(plane, tmp_path, plane.token))
 
 
 def all_of(plane, release):

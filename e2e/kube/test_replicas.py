@@ -11,19 +11,12 @@ from statistics import mean
 
 import pytest
 from leadsman_bench.envoy import running_envoy
-from leadsman_bench.processes import children
 
-from .conftest import PATIENCE, create, kubeconfig_of, within
-from .control_plane import NotToBeHadError
+from .conftest import PATIENCE, within
 from .front import Front
-from .helm import helm_program
-from .names import names
-from .release import Release
-from .stage import Stage
-from .test_chart import CHART, Helm
+from .release import LABELS, installed
 from .traffic import steady
 
-LABELS = {"app": "chat"}
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SPEEDS = ("1", "1", "1.5", "2")
 BACKENDS = {"grpc": {}}
@@ -36,25 +29,15 @@ COMPONENT = "picker-chat"
 
 
 @pytest.fixture(params=BACKENDS)
-def release(request, plane, tmp_path):
+def release(request, helm_path, plane, tmp_path):
     """A release with engines and an operator, and no pickers yet; gives it and its gateway."""
-    namespace = f"replicas-{request.param}"
-    create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    try:
-        helm = Helm(helm_program(), tmp_path, kubeconfig_of(plane, tmp_path, plane.token))
-    except NotToBeHadError as error:
-        pytest.skip(str(error))
-    with children(tmp_path / "children") as running, names() as known:
-        stage = Stage(plane, namespace, running, tmp_path)
-        made = {"matchLabels": LABELS, "targetPorts": [stage.port]}
-        values = {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
-        values |= BACKENDS[request.param]
-        helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
+    values, namespace = BACKENDS[request.param], f"replicas-{request.param}"
+    with installed(helm_path, plane, tmp_path, namespace, **values) as release:
+        stage = release.stage
         for number, speed in enumerate(SPEEDS):
             stage.pod(f"engine-{number}", stage.engine("--speed", speed), labels=LABELS)
-        release = Release(stage, known, "r")
         release.run("operator")
-        with running_envoy(Front(release.service(COMPONENT), known.address)) as envoy:
+        with running_envoy(Front(release.service(COMPONENT), release.names.address)) as envoy:
             yield release, envoy.url
 
 

@@ -14,19 +14,12 @@ from contextlib import contextmanager
 
 import pytest
 from leadsman_bench.envoy import running_envoy
-from leadsman_bench.processes import children
 
-from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, kubeconfig_of, pool, within
-from .control_plane import NotToBeHadError
+from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, within
 from .front import Front
-from .helm import helm_program
-from .names import names
-from .release import Release
-from .stage import Stage
-from .test_chart import CHART, Helm
+from .release import LABELS, installed
 from .traffic import steady
 
-LABELS = {"app": "chat"}
 SPEED = ["--speed", "10"]
 AWAY = 30.0
 
@@ -34,8 +27,8 @@ AWAY = 30.0
 class Site:
     """The release `r`, its engines, and the gateway in front."""
 
-    def __init__(self, stage, release):
-        self.stage = stage
+    def __init__(self, release):
+        self.stage = release.stage
         self.release = release
         self.engines = {}
         self.gone = {}
@@ -107,27 +100,18 @@ def _is_idle(engine):
 
 
 @pytest.fixture(scope="module")
-def site(plane, tmp_path_factory):
+def site(helm_path, plane, tmp_path_factory):
     """The chart installed, its pods running, three engines, and an Envoy."""
     folder = tmp_path_factory.mktemp("rollouts")
-    namespace = "rollouts"
-    create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    try:
-        helm = Helm(helm_program(), folder, kubeconfig_of(plane, folder, plane.token))
-    except NotToBeHadError as error:
-        pytest.skip(str(error))
-    with children(folder / "children") as running, names() as known:
-        stage = Stage(plane, namespace, running, folder)
-        made = {"matchLabels": LABELS, "targetPorts": [stage.port]}
-        values = {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
-        helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
-        site = Site(stage, Release(stage, known, "r"))
+    with installed(helm_path, plane, folder, "rollouts") as release:
+        site = Site(release)
         for number in range(3):
             site.grow(f"engine-{number}")
         site.model = _model(site.engines["engine-0"])
         for component in ("operator", "picker-chat"):
-            site.release.run(component)
-        with running_envoy(Front(site.release.service("picker-chat"), known.address)) as envoy:
+            release.run(component)
+        front = Front(release.service("picker-chat"), release.names.address)
+        with running_envoy(front) as envoy:
             site.url = envoy.url
             yield site
 
