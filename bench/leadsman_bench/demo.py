@@ -139,16 +139,11 @@ def _start_engines(held: Children) -> None:
 
 def _start_picker(held: Children, out: Path) -> Ports:
     """Wait for the engines, and start Leadsman on them."""
-    found: list[int] = []
-    for number in range(len(ENGINES)):
-        name = f"engine-{number}"
-        held.until(name, lambda name=name: held.said(name, "port") is not None)  # type: ignore[misc]  # the loop's own name
-        found.append(held.said(name, "port") or 0)
+    found = [int(held.told(f"engine-{number}")["port"]) for number in range(len(ENGINES))]
     settings = out / "fleet.yaml"
     settings.write_text(fleet_file(found, _tokenizer(), _template(), out.absolute()))
     held.start("leadsman", leadsman("serve", "--config", str(settings)))
-    held.until("leadsman", lambda: held.said("leadsman", "port") is not None)
-    return Ports(tuple(found), held.said("leadsman", "port") or 0)
+    return Ports(tuple(found), int(held.told("leadsman")["port"]))
 
 
 def _tokenizer() -> Path:

@@ -9,16 +9,17 @@ stopping is ours.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from leadsman.units import Seconds
 
@@ -89,15 +90,24 @@ class Children:
         written = (self.folder / f"{name}.log").read_text(errors="replace")
         return "\n".join(written.splitlines()[-15:])
 
-    def said(self, name: str, key: str) -> int | None:
-        """Find a number that a child said in one of its JSON lines."""
+    def told(self, name: str, within: Seconds = 30.0) -> dict[str, Any]:
+        """Wait for the JSON line in which a child says where it serves.
+
+        Raises ChildError where it ends or takes too long.
+        """
+        self.until(name, lambda: self._told(name) is not None, within)
+        found = self._told(name)
+        assert found is not None
+        return found
+
+    def _told(self, name: str) -> dict[str, Any] | None:
         for line in (self.folder / f"{name}.log").read_text(errors="replace").splitlines():
             try:
                 said = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(said, dict) and isinstance(said.get(key), int):
-                return int(said[key])
+            if isinstance(said, dict) and ("port" in said or "ports" in said):
+                return said
         return None
 
     def pid(self, name: str) -> int:
@@ -175,6 +185,13 @@ def leadsman(*arguments: str) -> list[str]:
     """Give the command that runs `leadsman` in this interpreter."""
     code = "import sys; from leadsman_cli.main import main; sys.exit(main(sys.argv[1:]))"
     return [sys.executable, "-c", code, *arguments]
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports of the loopback that nobody has now."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in held]
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:

@@ -6,10 +6,11 @@ dropped while engine and picker go on.
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+
+from leadsman_bench.processes import free_ports
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class Relay:
 
     def start(self) -> None:
         """Begin to relay."""
-        self.port = self.port or free_port()
+        self.port = self.port or free_ports(1)[0]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.mend()
@@ -84,10 +85,3 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(piece)
             await writer.drain()
     writer.transport.abort()
-
-
-def free_port() -> int:
-    """Find a port that nobody has now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -18,9 +18,9 @@ from leadsman_bench.demo_results import Outcome, read_outcomes
 from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_bench.player import Planned, Play, Played
-from leadsman_bench.processes import Children, children, leadsman
+from leadsman_bench.processes import Children, children, free_ports, leadsman
 
-from engine.relay import Relay, free_port
+from engine.relay import Relay
 from engine.vllm import NAME, STARTS_WITHIN, Engine, Ports, model_folder, template
 
 SETTLES: Final[Seconds] = 3.0
@@ -69,7 +69,8 @@ class Stage:
 @contextmanager
 def stage(python: Path, slots: int, out: Path) -> Iterator[Stage]:
     """Put everything up with an engine of so many slots, and take it down again."""
-    ports = Ports(http=free_port(), events=free_port(), replay=free_port())
+    http, events, replay = free_ports(3)
+    ports = Ports(http=http, events=events, replay=replay)
     with children(out / "logs") as held:
         engine = Engine(
             python=python, folder=model_folder(out / "model"), ports=ports, slots=slots, held=held
@@ -110,5 +111,4 @@ def _start_picker(
     settings = engine.folder / "fleet.yaml"
     settings.write_text(yaml.safe_dump(told, sort_keys=False))
     held.start("leadsman", leadsman("serve", "--config", str(settings)))
-    held.until("leadsman", lambda: held.said("leadsman", "port") is not None, STARTS_WITHIN)
-    return held.said("leadsman", "port") or 0
+    return int(held.told("leadsman", STARTS_WITHIN)["port"])

@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from leadsman_bench.processes import dying_with_parent
+from leadsman_bench.processes import dying_with_parent, free_ports
 
 from .go_programs import NotToBeHadError, built
 
@@ -233,15 +232,6 @@ def _make_key(path: Path) -> None:
     subprocess.run(
         ["openssl", "genrsa", "-out", str(path), "2048"], check=True, capture_output=True
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that are free now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 if __name__ == "__main__":

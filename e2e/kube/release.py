@@ -18,13 +18,12 @@ from itertools import count
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from leadsman_bench.processes import answers, children
+from leadsman_bench.processes import answers, children, free_ports, leadsman
 
 from .conftest import PATIENCE, create, kubeconfig_of
-from .control_plane import free_ports
 from .helm import CHART, Helm
 from .names import names
-from .stage import ACCOUNTS, LEADSMAN, Stage, next_address
+from .stage import ACCOUNTS, Stage, next_address
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/{}/deployments"
 CORE = "/api/v1/namespaces/{}/{}/{}"
@@ -126,7 +125,7 @@ class Release:
         else:
             path, metrics = self._configured(component, name, ip)
             arguments.append(f"--config={path}")
-        self.stage.running.start(name, ["env", *environment, *LEADSMAN, *arguments])
+        self.stage.running.start(name, ["env", *environment, *leadsman(*arguments)])
         return Replica(name, ip, metrics)
 
     def _configured(self, component, name, ip):

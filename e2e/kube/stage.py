@@ -7,21 +7,18 @@ import asyncio
 import contextlib
 import itertools
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import yaml
 from leadsman.curve import fingerprint
 from leadsman.records import Learned, WorkerGone, WorkerSeen
-from leadsman_bench.processes import answers
+from leadsman_bench.processes import answers, free_ports, leadsman
 from leadsman_fleet.client import ClientTiming, FleetClient, Target
 from leadsman_operator.lessons import Lessons
 
 from .conftest import PATIENCE, PODS, create, kubeconfig_of
-from .control_plane import free_ports
 
-LEADSMAN = [sys.executable, "-c", "from leadsman_cli.main import main; raise SystemExit(main())"]
 RBAC = Path(__file__).parent / "rbac.yaml"
 ACCOUNTS = "/api/v1/namespaces/{}/serviceaccounts"
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
@@ -60,7 +57,7 @@ class Stage:
         for port in ports or [self.port]:
             name = f"engine-{ip}-{port}"
             place = ["--host", ip, "--port", str(port)]
-            self.running.start(name, [*LEADSMAN, "simulate-engine", *place, *options])
+            self.running.start(name, leadsman("simulate-engine", *place, *options))
             self.running.until(
                 name, lambda port=port: answers(f"http://{ip}:{port}/health"), PATIENCE
             )
@@ -110,7 +107,7 @@ class Stage:
         config = kubeconfig_of(self.plane, self.folder, self._token())
         addresses = ["--listen", f"127.0.0.1:{fleet}", "--health", f"127.0.0.1:{health}"]
         where = ["--kubeconfig", str(config), "--namespace", self.namespace]
-        self.running.start(name, [*LEADSMAN, "operator", *addresses, *where, *options])
+        self.running.start(name, leadsman("operator", *addresses, *where, *options))
         ready = f"http://127.0.0.1:{health}/readyz"
         self.running.until(name, lambda: answers(ready), PATIENCE)
         return f"127.0.0.1:{fleet}"
@@ -122,7 +119,7 @@ class Stage:
         settings = {"listen": f"127.0.0.1:{port}", "metrics_port": metrics, "drain": 0.0}
         config.write_text(yaml.safe_dump({"models": [{"name": model}], "picker": settings}))
         where = ["--fleet", fleet, "--pool", f"{self.namespace}/{name}", "--config", str(config)]
-        self.running.start("picker", [*LEADSMAN, "extproc", *where])
+        self.running.start("picker", leadsman("extproc", *where))
         ready = f"http://127.0.0.1:{metrics}/metrics"
         self.running.until("picker", lambda: answers(ready), PATIENCE)
         return f"127.0.0.1:{port}"

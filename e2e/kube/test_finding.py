@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 
 from leadsman.declared import Declared
+from leadsman_bench.processes import free_ports
 from leadsman_fleet.client import ClientTiming, FleetClient, Target
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.server import FleetService, listen
 
-from .control_plane import free_ports
 from .names import names
 from .stage import next_address
 

@@ -18,6 +18,7 @@ import pytest
 from leadsman.records import KvEvents, Stored, WorkerGone, WorkerSeen
 from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
+from leadsman_bench.processes import free_ports
 from leadsman_engines.discovery import discover
 from leadsman_engines.profile import EMPTY_PROFILE
 from leadsman_fleet.redis_ends import RedisReplica
@@ -28,7 +29,6 @@ from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.seats import SEATS, Shares
 
 from .conftest import OURS, PATIENCE, POOLS, budget, create, pool
-from .control_plane import free_ports
 from .redis_server import IS_THERE, RedisServer
 from .stage import Stage, following, until
 

@@ -6,9 +6,10 @@ import pytest
 from engine.cells import cell, graded, recovered
 from engine.curve import fit
 from engine.plan import Plans, at_once, parted, wanted
-from engine.relay import Relay, free_port
+from engine.relay import Relay
 from leadsman_bench.demo_results import Outcome
 from leadsman_bench.player import Played
+from leadsman_bench.processes import free_ports
 
 
 def outcome(name, *, sent=0.0, predicted=1.0, ttft=1.0, cached=(128, 128), bound=2.0):
@@ -133,7 +134,7 @@ def test_a_relay_that_is_cut_drops_who_is_connected_and_mended_takes_them_again(
 
 
 def test_a_free_port_is_free():
-    with socket.create_server(("127.0.0.1", free_port())):
+    with socket.create_server(("127.0.0.1", free_ports(1)[0])):
         pass
 
 

@@ -17,7 +17,6 @@ can be done on grpc.aio; ours has a server of its own (docs/adr/0012).
 
 import json
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,7 +32,7 @@ from leadsman_bench.envoy_config import EnvoyConfig, Profile
 from leadsman_bench.micro import _load
 from leadsman_bench.micro._upstream import MODEL
 from leadsman_bench.micro.conversation import DIRECTORY, TEMPLATE
-from leadsman_bench.processes import Children, children, cpu_seconds
+from leadsman_bench.processes import children, cpu_seconds, leadsman, module
 
 ROUNDS: Final = 5
 CLIENTS: Final = 16
@@ -148,16 +147,16 @@ def _running(profile: Profile) -> Iterator[dict[str, _Path]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leadsman-micro-")))
         held = stack.enter_context(children(folder))
-        held.start("engines", module("_upstream", str(ENGINES)))
-        ports = told(held, folder, "engines")["ports"]
+        held.start("engines", module("leadsman_bench.micro._upstream", str(ENGINES)))
+        ports = held.told("engines")["ports"]
         engines = [f"127.0.0.1:{port}" for port in ports]
-        held.start("noop", module("_noop", profile))
+        held.start("noop", module("leadsman_bench.micro._noop", profile))
         (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
         held.start("ours", leadsman("serve", "--config", str(folder / "fleet.yaml")))
         paths = {}
         for name in ("none", "noop", "ours"):
             picks = name != "none"
-            picker = f"127.0.0.1:{told(held, folder, name)['port']}" if picks else None
+            picker = f"127.0.0.1:{held.told(name)['port']}" if picks else None
             config = EnvoyConfig(
                 engines=engines,
                 picker=picker,
@@ -185,35 +184,6 @@ def fleet_file(ports: list[int], folder: Path) -> str:
         "picker": {"listen": "127.0.0.1:0", "journal": str(folder / "journal")},
     }
     return json.dumps(told)
-
-
-def module(name: str, *arguments: str) -> list[str]:
-    """Name the command that runs a module of these benchmarks."""
-    return [sys.executable, "-m", f"leadsman_bench.micro.{name}", *arguments]
-
-
-def leadsman(*arguments: str) -> list[str]:
-    """Name the command line of this installation."""
-    return [str(Path(sys.executable).with_name("leadsman")), *arguments]
-
-
-def told(held: Children, folder: Path, name: str, within: Seconds = 30.0) -> dict[str, Any]:
-    """Wait for the JSON line in which a child says where it serves."""
-
-    def find() -> dict[str, Any] | None:
-        for line in (folder / f"{name}.log").read_text().splitlines():
-            try:
-                said = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(said, dict) and ("port" in said or "ports" in said):
-                return said
-        return None
-
-    held.until(name, lambda: find() is not None, within)
-    found = find()
-    assert found is not None
-    return found
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import Final
 
 from leadsman.units import Seconds
 
-from leadsman_bench.micro.extproc import fleet_file, leadsman, module, told
-from leadsman_bench.processes import children, cpu_seconds
+from leadsman_bench.micro.extproc import fleet_file
+from leadsman_bench.processes import children, cpu_seconds, leadsman, module
 
 ENDPOINTS: Final = 64
 SETTLE: Final[Seconds] = 8.0
@@ -27,11 +27,11 @@ def measure() -> dict[str, float]:
         children(Path(name)) as held,
     ):
         folder = Path(name)
-        held.start("engines", module("_upstream", str(ENDPOINTS), "events"))
-        ports = told(held, folder, "engines")["ports"]
+        held.start("engines", module("leadsman_bench.micro._upstream", str(ENDPOINTS), "events"))
+        ports = held.told("engines")["ports"]
         (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
         held.start("picker", leadsman("serve", "--config", str(folder / "fleet.yaml")))
-        told(held, folder, "picker")
+        held.told("picker")
         picker = held.pid("picker")
         time.sleep(SETTLE)
         before, began = cpu_seconds(picker), time.monotonic()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,8 +13,7 @@ from leadsman.units import Seconds
 from leadsman_operator.kube import Api
 from leadsman_operator.objects import BUDGETS, PODS, POOLS, PROFILES, Key, Kind
 
-from leadsman_bench.micro.extproc import leadsman
-from leadsman_bench.processes import Children, answers
+from leadsman_bench.processes import Children, answers, free_ports, leadsman
 
 PATIENCE: Final[Seconds] = 180.0
 _SETTINGS: Final = {"maxNumBatchedTokens": 8192, "maxNumSeqs": 256}
@@ -95,12 +93,3 @@ async def seconds_until(is_so: Callable[[], bool]) -> Seconds:
         while not is_so():  # noqa: ASYNC110  # it tells nobody when it is
             await asyncio.sleep(0.002)
     return time.monotonic() - began
-
-
-def free_ports(count: int) -> list[int]:
-    """Find ports that are free now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

@@ -21,7 +21,6 @@ from leadsman.units import Blocks, WorkerId
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.server import FleetService, listen
 
-from leadsman_bench.micro.extproc import told
 from leadsman_bench.operating.cluster import PATIENCE
 from leadsman_bench.operating.stream import resident
 from leadsman_bench.processes import children, cpu_seconds, module
@@ -33,11 +32,11 @@ def measure(blocks: Blocks) -> dict[str, float]:
     """Measure; takes half a minute."""
     with TemporaryDirectory(prefix="leadsman-cold-") as name, children(Path(name)) as held:
         held.start("log", module("leadsman_bench.operating.cold", str(blocks)))
-        [port] = told(held, held.folder, "log", PATIENCE)["ports"]
+        [port] = held.told("log", PATIENCE)["ports"]
         before, began = cpu_seconds(held.pid("log")), time.monotonic()
         where = [f"127.0.0.1:{port}", "default", str(WORKERS)]
         held.start("replica", module("leadsman_bench.operating._replica", *where))
-        found = told(held, held.folder, "replica", PATIENCE)["blocks"]
+        found = held.told("replica", PATIENCE)["blocks"]
         took = time.monotonic() - began
         replica = held.pid("replica")
         assert found == blocks // WORKERS * WORKERS, f"{found} blocks of {blocks} arrived"

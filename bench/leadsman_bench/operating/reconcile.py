@@ -14,10 +14,9 @@ from leadsman.records import Record
 from leadsman_fleet.client import FleetClient, Target
 from leadsman_operator.objects import BUDGETS, Key
 
-from leadsman_bench.micro.extproc import told
 from leadsman_bench.operating._engines import address
-from leadsman_bench.operating.cluster import Cluster, free_ports, seconds_until, together
-from leadsman_bench.processes import cpu_seconds, module
+from leadsman_bench.operating.cluster import Cluster, seconds_until, together
+from leadsman_bench.processes import cpu_seconds, free_ports, module
 
 LABELS: Final = {"part": "engine"}
 
@@ -27,7 +26,7 @@ async def measure(cluster: Cluster, pools: int) -> dict[str, float]:
     [port] = free_ports(1)
     held = cluster.held
     held.start("engines", module("leadsman_bench.operating._engines", str(pools), "0", str(port)))
-    told(held, held.folder, "engines")
+    held.told("engines")
     await cluster.begin(LABELS)
     names = [f"pool-{number}" for number in range(pools)]
     await together([_make(cluster, name, n, port) for n, name in enumerate(names)])

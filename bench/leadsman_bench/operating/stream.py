@@ -16,10 +16,9 @@ from typing import Any, Final
 import numpy as np
 from leadsman.units import Seconds
 
-from leadsman_bench.micro.extproc import told
 from leadsman_bench.operating._engines import address
-from leadsman_bench.operating.cluster import Cluster, free_ports, together
-from leadsman_bench.processes import cpu_seconds, module
+from leadsman_bench.operating.cluster import Cluster, together
+from leadsman_bench.processes import cpu_seconds, free_ports, module
 
 LABELS: Final = {"app": "bench"}
 SETTLE: Final[Seconds] = 5.0
@@ -40,7 +39,7 @@ async def measure(cluster: Cluster, load: Load) -> dict[str, float]:
     held, folder = cluster.held, cluster.held.folder
     arguments = [str(load.endpoints), str(load.events), str(port)]
     held.start("engines", module("leadsman_bench.operating._engines", *arguments))
-    told(held, folder, "engines")
+    held.told("engines")
     await cluster.begin(LABELS)
     pool = await cluster.pool("bench", LABELS, port)
     pods = [cluster.pod(f"pod-{n}", LABELS, address(n)) for n in range(load.endpoints)]
@@ -48,7 +47,7 @@ async def measure(cluster: Cluster, load: Load) -> dict[str, float]:
     stream = await cluster.operator()
     replica = [stream, str(pool), str(load.endpoints)]
     held.start("replica", module("leadsman_bench.operating._replica", *replica))
-    await asyncio.to_thread(told, held, folder, "replica", 180.0)
+    await asyncio.to_thread(held.told, "replica", 180.0)
     await asyncio.sleep(SETTLE)
     names = ("operator", "replica", "engines")
     before, began = {name: cpu_seconds(held.pid(name)) for name in names}, time.monotonic()
