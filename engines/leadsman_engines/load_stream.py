@@ -7,14 +7,16 @@ array in MessagePack whose later fields are newer than some servers.
 Source: SGLang 0.5.23 srt/managers/scheduler_components/load_publisher.py.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 import zmq
-import zmq.asyncio
 from leadsman.records import LoadSample
 from leadsman.units import Seconds, WorkerId
+
+from leadsman_engines.zmq_loop import Waking, arrived, context
 
 
 class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat"):
@@ -57,14 +59,21 @@ class LoadStream:
 
     async def run(self) -> None:
         """Follow the source until cancelled; the socket is closed then."""
-        socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        socket = context().socket(zmq.SUB)
+
+        def turn() -> None:
+            if not socket.closed:
+                for frames in arrived(socket):
+                    self._take(frames[-1])
+
+        waking = Waking(turn)
+        waking.add(socket)
         try:
             socket.subscribe(self._topic)
             socket.connect(self._endpoint)
-            while True:
-                self._take((await socket.recv_multipart())[-1])
+            await asyncio.Event().wait()
         finally:
-            socket.close(linger=0)
+            waking.close()
 
     def _take(self, payload: bytes) -> None:
         try:
