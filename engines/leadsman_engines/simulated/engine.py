@@ -108,16 +108,8 @@ class SimulatedEngine:
         that is still in use.
         """
         self._check_clock(now)
-        if not 0 < request.prompt_tokens < self.settings.max_model_len:
-            raise ValueError(
-                f"prompt of {request.prompt_tokens} tokens, max_model_len is "
-                f"{self.settings.max_model_len}"
-            )
-        if request.output_tokens < 1 or request.max_tokens == 0:
-            raise ValueError("a request generates at least one token")
-        if request.id in self._requests:
-            raise ValueError(f"request id {request.id} is in use")
         limit = self.settings.max_model_len
+        request.validate(longest=limit, in_use=self._requests)
         tracked = Tracked(request, arrival=now, max_model_len=limit)
         delay = self.settings.api_delay + self.settings.api_delay_per_token * request.prompt_tokens
         self._requests[request.id] = tracked

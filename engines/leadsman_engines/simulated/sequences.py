@@ -1,6 +1,6 @@
 """What enters a simulated engine, and what its scheduler keeps about each such request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -27,6 +27,19 @@ class SimulatedRequest:
     session_id: str | None = None
     priority: int = 0
     reads_cache: bool = True
+
+    def validate(self, *, longest: int, in_use: Container[str]) -> None:
+        """Raise ValueError for what no engine takes.
+
+        That is a prompt that leaves no room for a token, no output, and an id that is in use.
+        longest: tokens that a prompt and its answer may have together.
+        """
+        if not 0 < self.prompt_tokens < longest:
+            raise ValueError(f"prompt of {self.prompt_tokens} tokens, at most {longest - 1} fit")
+        if self.output_tokens < 1 or self.max_tokens == 0:
+            raise ValueError("a request generates at least one token")
+        if self.id in in_use:
+            raise ValueError(f"request id {self.id} is in use")
 
 
 class Tracked:

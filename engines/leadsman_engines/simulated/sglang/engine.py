@@ -97,18 +97,10 @@ class SimulatedSglang:
         """
         self._check_clock(now)
         settings = self.settings
-        room = settings.longest - request.prompt_tokens
-        if request.prompt_tokens < 1 or room < 1:
-            raise ValueError(
-                f"prompt of {request.prompt_tokens} tokens, at most {settings.longest - 1} fit"
-            )
-        if request.output_tokens < 1 or request.max_tokens == 0:
-            raise ValueError("a request generates at least one token")
-        if request.id in self._requests:
-            raise ValueError(f"request id {request.id} is in use")
+        request.validate(longest=settings.longest, in_use=self._requests)
         if rank is not None and not 0 <= rank < settings.dp_size:
             raise ValueError(f"no rank {rank}: there are {settings.dp_size}")
-        live = Live(request, arrival=now, room=room)
+        live = Live(request, arrival=now, room=settings.longest - request.prompt_tokens)
         if rank is None:
             rank, self._next_rank = self._next_rank, (self._next_rank + 1) % settings.dp_size
         self._requests[request.id], self._rank_of[live] = live, rank
