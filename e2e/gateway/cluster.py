@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import re
-import subprocess
 import threading
 import urllib.request
 from collections import Counter
@@ -14,17 +13,16 @@ from pathlib import Path
 
 import aiohttp
 import yaml
-from kube.conftest import ROOT, within
+from kube.conftest import our_crds, within
 from kube.control_plane import ControlPlane, control_plane
-from kube.stage import LEADSMAN
-from leadsman_bench.processes import Children, children
+from kube.helm import CHART, Helm
+from leadsman_bench.processes import Children, children, leadsman
 
 from .controllers import is_ready
 from .istio import PORT, objects, start_pilot
 from .kubelet import CRASHED, MERGE, UNREADY, Kubelet
 from .network import NODE, Network
 
-CHART = ROOT / "helm" / "leadsman"
 NAMESPACE = "llm"
 RELEASE = "leadsman"
 PATIENCE = 60.0
@@ -100,14 +98,9 @@ class Cluster:
 
     def install(self, values: dict) -> None:
         """Install the chart, or upgrade it to these values."""
-        path = self.folder / "values.json"
-        path.write_text(json.dumps(values))
-        command = [str(self.helm), "upgrade", "--install", RELEASE, str(CHART)]
-        where = ["--namespace", NAMESPACE, "--kubeconfig", str(self.plane.kubeconfig)]
-        done = subprocess.run(
-            [*command, *where, "--values", str(path)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        helm = Helm(self.helm, self.folder, self.plane.kubeconfig)
+        where = ["--namespace", NAMESPACE]
+        helm.does("upgrade", "--install", RELEASE, str(CHART), *where, values=values)
 
     # -- pods ----------------------------------------------------------------------------------
 
@@ -208,7 +201,7 @@ def running_cluster(found: dict, folder: Path) -> Iterator[Cluster]:
     found: the programs, as gateway.run found them.
     """
     network = Network(folder)
-    images = {"leadsman/leadsman": LEADSMAN, "engine": [*LEADSMAN, "simulate-engine"]}
+    images = {"leadsman/leadsman": leadsman(), "engine": leadsman("simulate-engine")}
     with contextlib.ExitStack() as stack:
         state = folder / "plane"
         state.mkdir()
@@ -235,8 +228,8 @@ def running_cluster(found: dict, folder: Path) -> Iterator[Cluster]:
 def _define(cluster: Cluster, files: list[Path]) -> None:
     """Create the kinds, and wait until all are served."""
     documents = [one for path in files for one in yaml.safe_load_all(path.read_text()) if one]
-    ours = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
-    kinds = [one for one in [*documents, *ours] if one.get("kind") == "CustomResourceDefinition"]
+    documents += our_crds()
+    kinds = [one for one in documents if one.get("kind") == "CustomResourceDefinition"]
     for kind in kinds:
         cluster.create(kind)
     for kind in kinds:

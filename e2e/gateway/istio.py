@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Final
 
-from kube.control_plane import ControlPlane, free_ports
-from leadsman_bench.processes import Children, answers
+from kube.control_plane import ControlPlane
+from leadsman_bench.processes import Children, answers, free_ports
 
 from .network import NODE
 
