@@ -20,6 +20,8 @@ from .front import Front
 from .release import LABELS, installed
 from .traffic import steady
 
+pytestmark = pytest.mark.slow
+
 SPEED = ["--speed", "10"]
 AWAY = 30.0
 
