@@ -39,7 +39,8 @@ async def test_a_request_goes_where_the_picker_says_and_is_followed_to_its_end(b
 
     assert [(status, body.endswith(b"[DONE]\n\n")) for status, body in answers] == [(200, True)] * 3
     assert await asyncio.to_thread(stack.is_settled)
-    assert [grant.worker for grant in stack.keeps.grants] == ["0", "1", "1"]
+    # Each thread of Envoy's sends its access log when it likes.
+    assert sorted(grant.worker for grant in stack.keeps.grants) == ["0", "1", "1"]
     assert {grant.outcome for grant in stack.keeps.grants} == {Outcome.FINISHED}
 
 
