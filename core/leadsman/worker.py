@@ -169,7 +169,7 @@ class WorkerState:
         for other in self.beside:
             other.catch_up(granted.at)
         mirror.beside = [(other.mirror, other.weights) for other in self.beside]
-        reach = self._reach(granted, weights)
+        reach = self._reach(self._claim(granted), weights)
         listed = partial(request.key_list, size) if reach is None else None
         asked = mirror.sequence(granted, expected=1, listed=listed)
         asked.reach = 0 if reach is None else reach.blocks
@@ -198,8 +198,7 @@ class WorkerState:
         claims = {name: self.claims(self.worker, keys, name) for name in names}
         return Claim(gpu=self.claims(self.worker, keys, GPU), with_tier=claims)
 
-    def _reach(self, granted: Granted, weights: StepWeights) -> Reach | None:
-        claim = self._claim(granted)
+    def _reach(self, claim: Claim | None, weights: StepWeights) -> Reach | None:
         if claim is None:
             return None
         return self.lower.reach(claim, self.settings.block_size, weights.a)
@@ -254,17 +253,21 @@ class WorkerState:
             other_ttft = self._price(request, granted, other).ttft
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
-        expectation = Expectation(price, prior_ttft, learned_ttft, family, self._claim(granted))
+        claim = self._claim(granted)
+        expectation = Expectation(price, prior_ttft, learned_ttft, family, claim)
         self._expectations[request.id] = expectation
-        self.take(granted, family)
+        self._take(granted, claim, family)
 
-    def take(self, granted: Granted, family: BlockKey | None = None) -> None:
-        """Take a grant in, one's own or another picker's."""
+    def take(self, granted: Granted) -> None:
+        """Take another picker's grant in."""
+        self._take(granted, self._claim(granted))
+
+    def _take(self, granted: Granted, claim: Claim | None, family: BlockKey | None = None) -> None:
         self.changed.add(self)
         if granted.request not in self.mirror.flights:
             below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
             flight = self.mirror.grant(granted, round(beyond(below, 0)))
-            reach = self._reach(granted, self.weights)
+            reach = self._reach(claim, self.weights)
             flight.seq.reach = 0 if reach is None else reach.blocks
             self.followers.came(granted.at)
 
