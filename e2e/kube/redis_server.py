@@ -7,8 +7,12 @@ import socket
 import subprocess
 import time
 
+import pytest
+
 PATIENCE = 30.0
-IS_THERE = shutil.which("redis-server") is not None
+needs_redis = pytest.mark.skipif(
+    shutil.which("redis-server") is None, reason="there is no redis-server on this machine"
+)
 
 
 class RedisServer:

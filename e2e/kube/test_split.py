@@ -29,10 +29,10 @@ from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.seats import SEATS, Shares
 
 from .conftest import OURS, PATIENCE, POOLS, budget, create, pool
-from .redis_server import IS_THERE, RedisServer
+from .redis_server import RedisServer, needs_redis
 from .stage import Stage, following, until
 
-pytestmark = pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")
+pytestmark = needs_redis
 AWAY = float(os.environ.get("REDIS_AWAY", "3"))
 RUNS = int(os.environ.get("FAILOVER_RUNS", "1"))
 

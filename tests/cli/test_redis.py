@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
-from kube.redis_server import IS_THERE, RedisServer
+from kube.redis_server import RedisServer, needs_redis
 from leadsman.records import WorkerSeen
 from leadsman_cli.main import main
 from leadsman_cli.picker import PickerPlan, follow, picker
@@ -18,7 +18,7 @@ from tests.settings import SETTINGS
 PATIENCE = 20.0
 
 
-@pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")
+@needs_redis
 async def test_a_picker_follows_its_pool_through_redis(tmp_path):
     redis = RedisServer(tmp_path)
     redis.start()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kube.redis_server import IS_THERE, RedisServer
+from kube.redis_server import RedisServer, needs_redis
 from leadsman.budget import Budget
 from leadsman.declared import Declared, ScopedBudget
 from leadsman.records import (
@@ -30,7 +30,7 @@ from leadsman_fleet.state import FleetState
 
 from .records import ended, granted, seen
 
-pytestmark = pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")
+pytestmark = needs_redis
 PATIENCE = 30.0
 
 

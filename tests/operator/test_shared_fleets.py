@@ -7,7 +7,7 @@ import time
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
-from kube.redis_server import IS_THERE, RedisServer
+from kube.redis_server import RedisServer, needs_redis
 from leadsman.records import WorkerGone, WorkerSeen
 from leadsman_fleet.redis_ends import RedisReplica, RedisTiming
 from leadsman_fleet.redis_log import Names, RedisLog, connected
@@ -20,7 +20,7 @@ from leadsman_operator.shared_fleets import SharedFleets
 from .objects import budget, pod, pool, profile, world
 from .test_collector import PATIENCE, QUICK, ScriptedEngine
 
-pytestmark = pytest.mark.skipif(not IS_THERE, reason="there is no redis-server on this machine")
+pytestmark = needs_redis
 CHAT = Key("serving", "chat")
 STATED = profile("p", settings={"maxNumBatchedTokens": 2048, "maxNumSeqs": 16})
 TIMING = RedisTiming(linger=0.0, patience=0.05, lease=0.5)
