@@ -18,7 +18,7 @@ from leadsman_bench.demo_results import Outcome, read_outcomes
 from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_bench.player import Planned, Play, Played
-from leadsman_bench.processes import Children, children, free_ports, leadsman
+from leadsman_bench.processes import Children, answers, children, free_ports, leadsman
 
 from engine.relay import Relay
 from engine.vllm import NAME, STARTS_WITHIN, Engine, Ports, model_folder, template
@@ -84,6 +84,7 @@ def stage(python: Path, slots: int, out: Path) -> Iterator[Stage]:
         engine.wait()
         config = EnvoyConfig(engines=[f"127.0.0.1:{ports.http}"], picker=f"127.0.0.1:{picker}")
         with running_envoy(config) as envoy:
+            held.until("leadsman", lambda: answers(f"{envoy.url}/v1/models"), within=STARTS_WITHIN)
             time.sleep(SETTLES)
             yield Stage(engine=engine, relays=relays, url=envoy.url, journal=journal)
         for relay in relays:

@@ -77,9 +77,10 @@ class Engine:
 
     def _command(self) -> list[str]:
         ports = self.ports
+        # An address without a wildcard is one that vLLM connects to, and does not listen at.
         events = (
             '{"enable_kv_cache_events": true, "publisher": "zmq", '
-            f'"endpoint": "tcp://127.0.0.1:{ports.events}", '
+            f'"endpoint": "tcp://*:{ports.events}", '
             f'"replay_endpoint": "tcp://127.0.0.1:{ports.replay}"}}'
         )
         return [
