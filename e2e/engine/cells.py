@@ -7,6 +7,7 @@ differ from the picker's view by what Envoy takes, and the largest difference is
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from leadsman.grade import Grade, Summary
@@ -15,6 +16,9 @@ from leadsman_bench.demo_results import Outcome
 from leadsman_bench.player import Played
 
 from engine.vllm import BLOCK_SIZE, NAME
+
+NEXT: Final = 10
+"""How many predictions after a fault are looked at together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +119,9 @@ def recovered(
 ) -> Seconds | None:
     """Say how long after `since`, on the picker's clock, all was right again.
 
-    The soonest moment from which on 95 % of the predictions for `ids` are right, and every cache
-    estimate; 0 where nothing went wrong after it. None: not by the end of what was played.
+    The soonest moment after which at most one of the next ten predictions for `ids` is wrong (those
+    are wrong now and then with nothing amiss), and no cache estimate ever; 0 where nothing went
+    wrong. None: not by the end of what was played, or fewer than ten were left.
     """
     rows = [
         (outcome.sent_at - since, grade.within_relative, grade.cache_matched is not False)
@@ -126,9 +131,9 @@ def recovered(
     rows.sort()
     wrong_before: Seconds = 0.0
     for first, (at, _, _) in enumerate(rows):
-        rest = rows[first:]
-        right = sum(within for _, within, _ in rest)
-        if right >= 0.95 * len(rest) and all(matched for _, _, matched in rest):
+        soon = rows[first : first + NEXT]
+        right = sum(within for _, within, _ in soon)
+        if len(soon) == NEXT and right >= NEXT - 1 and all(m for _, _, m in rows[first:]):
             return wrong_before
         wrong_before = at
     return None

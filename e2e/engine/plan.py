@@ -1,13 +1,15 @@
 """What is played: isolated prompts, a backlog, slices of the conversation trace.
 
 The trace's prompts and answers are taken at an eighth of their lengths, which prompts share which
-pieces is exactly the trace's; a slice is played in the trace's order with its bunching, pressed
-into the time that makes the load. Each slice has texts of its own, so that the cache helps only
-within it, and is full of others' blocks all the same.
+pieces is exactly the trace's. A slice is drawn by whole conversations, most of its rows from those
+of several turns, and played in the trace's order with its bunching, pressed into the time that
+makes the load. Each slice has texts of its own, so that the cache helps only within it, and is full
+of others' blocks all the same.
 
 Half of the callers name max_tokens, more than is used. Every fifth bounds its queue wait.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,7 +20,7 @@ import msgspec
 from leadsman.units import Seconds, Tokens
 from leadsman_bench.player import Planned
 from leadsman_bench.scenario import BOUNDS, CAPS
-from leadsman_bench.traces import PIECE_TOKENS, TraceRequest, bundled, scaled, spread
+from leadsman_bench.traces import PIECE_TOKENS, TraceRequest, bundled, families, scaled, spread
 
 from engine.vllm import END_TOKEN, NAME
 
@@ -26,6 +28,8 @@ SHORTENED: Final = 8
 BOUNDED_SHARE: Final = 0.2
 CAPPED_SHARE: Final = 0.5
 ISOLATED: Final[tuple[Tokens, ...]] = (64, 128, 256, 400, 700, 1024, 1500, 2200, 3200, 4600, 8000)
+TURNS_SHARE: Final = 0.6
+"""The share of a slice's rows from conversations of several turns: those that the cache helps."""
 SHORTEST_ANSWER: Final[Tokens] = 2
 """The last token ends the answer, and shows nothing: a first one to be seen comes before it."""
 WORDS_APART: Final = 1 << 32
@@ -51,7 +55,6 @@ class Plans:
     seed: int
     _slices: Iterator[int] = field(default_factory=lambda: count(1))
     _rows: list[TraceRequest] = field(init=False)
-    _taken: int = 0
 
     def __post_init__(self) -> None:
         rows = scaled(bundled(), piece_tokens=PIECE_TOKENS // SHORTENED, output=1 / SHORTENED)
@@ -70,21 +73,40 @@ class Plans:
         ]  # fmt: skip
 
     def slice(self, rows: int) -> list[TraceRequest]:
-        """Give the next rows of the trace, with texts of their own."""
+        """Give so many rows of the trace, drawn by conversation, with texts of their own."""
         apart = self._unique()
-        first = self._taken % (len(self._rows) - rows)
-        self._taken += rows
         return [
             replace(
                 row,
                 pieces=tuple(piece + apart for piece in row.pieces),
                 output_tokens=max(SHORTEST_ANSWER, row.output_tokens),
             )
-            for row in self._rows[first : first + rows]
+            for row in by_conversation(self._rows, rows, Random(f"{self.seed}/{apart}"))
         ]
 
     def _unique(self) -> int:
         return next(self._slices) * WORDS_APART
+
+
+def by_conversation(rows: Sequence[TraceRequest], count: int, rng: Random) -> list[TraceRequest]:
+    """Draw so many rows, in their order: all turns of one conversation after the other.
+
+    TURNS_SHARE of them come from conversations of several turns. Raises ValueError where the trace
+    has too few of those, or of single ones.
+    """
+    turns = defaultdict[int, list[int]](list)
+    for number, family in enumerate(families(rows)):
+        turns[family].append(number)
+    drawn = list[int]()
+    several = round(TURNS_SHARE * count)
+    for long, share in ((False, count - several), (True, several)):
+        found = [family for family in turns.values() if (len(family) > 1) is long]
+        rng.shuffle(found)
+        numbers = [number for family in found for number in family][:share]
+        if len(numbers) < share:
+            raise ValueError(f"the trace has {len(numbers)} such rows, {share} are wanted")
+        drawn += numbers
+    return [rows[number] for number in sorted(drawn)]
 
 
 def wanted(name: str, rows: Sequence[TraceRequest], seconds: Seconds) -> list[Planned]:

@@ -39,25 +39,40 @@ def rows():
     return Plans(seed=1).slice(40)
 
 
-def test_all_was_right_again_when_the_last_wrong_one_had_been_sent():
-    told = [outcome(f"r{n}", sent=100.0 + n, ttft=5.0 if n == 7 else 1.0) for n in range(12)]
+def after_fault(told, since):
+    return recovered(graded(told), {one.request for one in told}, since=since)
 
-    after = recovered(graded(told), {one.request for one in told}, since=102.0)
 
-    assert after == 5.0
+def test_all_is_right_again_when_no_two_of_the_next_ten_are_wrong():
+    wrong = {3, 5, 6}
+    told = [outcome(f"r{n}", sent=100.0 + n, ttft=5.0 if n in wrong else 1.0) for n in range(30)]
+
+    assert after_fault(told, since=102.0) == 3.0
+
+
+def test_what_is_wrong_now_and_then_is_not_the_faults():
+    told = [outcome(f"r{n}", sent=1.0 + n, ttft=1.0 if n % 10 else 5.0) for n in range(30)]
+
+    assert after_fault(told, since=0.0) == 0.0
 
 
 def test_one_wrong_cache_estimate_is_not_right():
     told = [outcome(f"r{n}", sent=float(n)) for n in range(1, 99)]
     told.append(outcome("last", sent=99.0, cached=(256, 0)))
 
-    assert recovered(graded(told), {one.request for one in told}, since=0.0) is None
+    assert after_fault(told, since=0.0) is None
 
 
 def test_where_nothing_goes_wrong_all_was_right_at_once():
+    told = [outcome(f"r{n}", sent=10.0 + n) for n in range(11)]
+
+    assert after_fault(told, since=10.0) == 0.0
+
+
+def test_fewer_than_ten_after_a_fault_show_nothing():
     told = [outcome(f"r{n}", sent=10.0 + n) for n in range(9)]
 
-    assert recovered(graded(told), {one.request for one in told}, since=10.0) == 0.0
+    assert after_fault(told, since=9.0) is None
 
 
 def test_nothing_played_after_a_fault_shows_nothing():
@@ -75,6 +90,14 @@ def test_a_play_is_summed_up_from_the_pickers_lines_and_the_clients():
     assert (found.within_relative, found.cache_mismatch, found.covered) == (0.0, 1.0, 0.0)
     assert found.refused == {"would_wait_too_long": 1}
     assert found.apart == pytest.approx(0.25)
+
+
+def test_most_rows_of_a_slice_belong_to_conversations_of_several_turns():
+    pieces = [set(row.pieces[1:]) for row in Plans(seed=1).slice(100)]
+
+    shared = [any(own & other for other in pieces if other is not own) for own in pieces]
+
+    assert 0.5 <= sum(shared) / len(shared) <= 0.6
 
 
 def test_the_engine_alone_knows_how_long_an_answer_will_be():
