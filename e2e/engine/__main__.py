@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from leadsman.units import Seconds
+from leadsman_bench.traces import TraceRequest
 
 from engine.cells import Cell, cell, pooled
-from engine.curve import CurveFit, fit
-from engine.faults import faults
+from engine.curve import CurveFit, fit, work
+from engine.faults import FAULTS, faults
 from engine.plan import Plans, at_once, parted, wanted
 from engine.report import meets_goals, show
 from engine.stage import Stage, stage
@@ -42,6 +43,7 @@ class Run:
     cells: list[Cell] = field(default_factory=list)
     curves: dict[int, CurveFit] = field(default_factory=dict)
     capacity: dict[int, float] = field(default_factory=dict)
+    stretch: dict[int, float] = field(default_factory=dict)
     recovered: dict[str, Seconds | None] = field(default_factory=dict)
 
     def everything(self) -> None:
@@ -56,8 +58,9 @@ class Run:
                 if "around" not in options.skip:
                     self.slice(up, 1.0, around=AROUND)
                 if "faults" not in options.skip and slots == options.slots[0]:
-                    rows, rate = options.requests // 2, QUIET * self.capacity[slots]
-                    self.recovered = faults(up, self.plans, rows, rate)
+                    rows = [self.plans.slice(options.requests // 2) for _ in FAULTS]
+                    spans = [self.span(slots, one, QUIET) for one in rows]
+                    self.recovered = faults(up, rows, spans)
                     self.write()
 
     def isolated(self, up: Stage) -> None:
@@ -66,22 +69,30 @@ class Run:
             up.play(at_once(f"isolated-{number}", [row]), settle=0.3)
         found = [one for one in up.outcomes() if one.request.startswith("isolated-")]
         curve = fit([(one.prompt_tokens, one.ttft) for one in found if one.ttft is not None])
-        if curve is not None:
-            self.curves[up.engine.slots] = curve
+        if curve is None:
+            raise RuntimeError(f"no curve of {len(found)} isolated prompts: {up.journal}")
+        self.curves[up.engine.slots] = curve
 
     def backlog(self, up: Stage) -> None:
-        """Measure capacity: requests a second while there is always work."""
-        rows = self.plans.slice(self.options.requests // 2)
+        """Measure capacity: what gets done while there is always work."""
+        slots, rows = up.engine.slots, self.plans.slice(self.options.requests // 2)
         played = up.play(at_once("backlog", rows))
         last = max(one.ended_at for one in played if one.ended_at is not None)
-        self.capacity[up.engine.slots] = len(rows) / last
+        self.capacity[slots] = len(rows) / last
+        self.stretch[slots] = last / work(rows, self.curves[slots])
+
+    def span(self, slots: int, rows: Sequence[TraceRequest], load: float) -> Seconds:
+        """Give the time in which so many rows make the load.
+
+        Rows differ by far in their prompts, so it is their work that is held against capacity.
+        """
+        return self.stretch[slots] * work(rows, self.curves[slots]) / load
 
     def slice(self, up: Stage, load: float, around: float = 0.0) -> None:
         """Play a slice of the trace at a load; a share of it goes around Leadsman."""
-        slots, count = up.engine.slots, self.options.requests
+        slots, rows = up.engine.slots, self.plans.slice(self.options.requests)
         name = f"{slots} slots, {load:g} ×" + (f", {100 * around:g} % around" if around else "")
-        seconds = count / (load * self.capacity[slots])
-        planned = wanted(f"{slots}-{load:g}-{around:g}", self.plans.slice(count), seconds)
+        planned = wanted(f"{slots}-{load:g}-{around:g}", rows, self.span(slots, rows, load))
         through, beside = parted(planned, around, self.options.seed)
         played = up.play(through, beside)
         figures = cell(played, up.outcomes(), name=name, slots=slots, load=load, around=around)

@@ -16,25 +16,28 @@ from typing import Final
 
 from leadsman.units import Seconds
 from leadsman_bench.player import Planned
+from leadsman_bench.traces import TraceRequest
 
 from engine.cells import graded, recovered
-from engine.plan import Plans, wanted
+from engine.plan import wanted
 from engine.stage import Stage
 
 CUT_FOR: Final[Seconds] = 3.0
 IDLE_FOR: Final[Seconds] = 3.0
 
 
-def faults(stage: Stage, plans: Plans, rows: int, rate: float) -> dict[str, Seconds | None]:
-    """Let each fault happen in the middle of so many rows; gives the seconds until all was right.
+def faults(
+    stage: Stage, slices: Sequence[Sequence[TraceRequest]], spans: Sequence[Seconds]
+) -> dict[str, Seconds | None]:
+    """Let each fault happen in the middle of its slice; gives the seconds until all was right.
 
-    rate: requests a second of a quiet load. None: never right again.
+    spans: how long each slice takes, at a quiet load. None: never right again.
     """
     found: dict[str, Seconds | None] = {}
-    for name, happen in (("socket", _socket), ("reset", _reset), ("kill", _kill)):
-        planned = wanted(f"{name}-{stage.engine.slots}", plans.slice(rows), rows / rate)
+    for (name, happen), rows, span in zip(FAULTS.items(), slices, spans, strict=True):
+        planned = wanted(f"{name}-{stage.engine.slots}", rows, span)
         planned = [replace(one, max_queue_wait=None) for one in planned]
-        since = happen(stage, planned, planned[rows // 2].at)
+        since = happen(stage, planned, planned[len(rows) // 2].at)
         found[name] = recovered(graded(stage.outcomes()), {one.id for one in planned}, since)
     return found
 
@@ -90,3 +93,7 @@ def _halves(planned: Sequence[Planned], middle: Seconds) -> tuple[list[Planned],
         [one for one in planned if one.at < middle],
         [replace(one, at=one.at - middle) for one in planned if one.at >= middle],
     )
+
+
+FAULTS: Final = {"socket": _socket, "reset": _reset, "kill": _kill}
+"""What each does with its slice; gives when it was over, on the picker's clock."""
