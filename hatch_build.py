@@ -19,7 +19,7 @@ GROUP = "leadsman"
 HOT = {
     "core/leadsman": (
         "candidates copies crowd decide ends exact families firstcome fleet followers future "
-        "ghosts holding lengths line mirror pool prefixes pricing replay residuals route "
+        "ghosts holding lengths line looks mirror pool prefixes pricing replay residuals route "
         "running schedulers sequence serving sglang sglang_budget sglang_decode sglang_queue "
         "skipping standing stepping steptime tables together windows worker"
     ),

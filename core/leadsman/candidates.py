@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from leadsman.looks import Looks
 from leadsman.prediction import Prediction, Price
 from leadsman.request import Request
 from leadsman.returns import Returns
@@ -55,9 +56,10 @@ class Candidates:
 
     Arrays have shape (workers,). cached: prompt tokens credited now. own_floors: seconds that the
     request's own prefill takes at least. wait_floors: seconds of prefill that are surely ahead of
-    it. measured: False where the curve is nobody's measurement. all_ready: True where that is
-    known without asking each. home: where its session lives.
-    returns: when callers refused by this pool come back.
+    it. measured: False where the curve is nobody's measurement. idle_since: when each was asked
+    last, infinite while it works. all_ready: True where that is known without asking each. home:
+    where its session lives. returns: when callers refused by this pool come back. looks: what may
+    be spent on asking who is passed over.
     """
 
     workers: Sequence[Candidate]
@@ -65,9 +67,11 @@ class Candidates:
     own_floors: Floats
     wait_floors: Floats
     measured: Bools
+    idle_since: Floats
     all_ready: bool = False
     home: WorkerId | None = None
     returns: Returns = field(default_factory=Returns)
+    looks: Looks = field(default_factory=Looks)
 
     def ready(self) -> "Candidates":
         """Keep only the workers that are ready."""
@@ -85,9 +89,11 @@ class Candidates:
             own_floors=self.own_floors[places],
             wait_floors=self.wait_floors[places],
             measured=self.measured[places],
+            idle_since=self.idle_since[places],
             all_ready=self.all_ready,
             home=self.home,
             returns=self.returns,
+            looks=self.looks,
         )
 
 

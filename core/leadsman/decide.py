@@ -15,7 +15,7 @@ from leadsman.request import Request
 from leadsman.route import route
 from leadsman.units import Seconds
 
-Because = Literal["cheapest", "home", "cache", "shadow", "probe"]
+Because = Literal["cheapest", "home", "cache", "look", "shadow", "probe"]
 
 
 def decide(
@@ -23,9 +23,9 @@ def decide(
 ) -> Decision:
     """Admit the request to one worker, or refuse it.
 
-    Reads the candidates; changes only their booked returns, when it refuses. In shadow mode, and
-    for the budget's share of probes, what would be refused is admitted where routing sends it, and
-    the refusal goes along.
+    Reads the candidates; changes only what their looks cost, and their booked returns when it
+    refuses. In shadow mode, and for the budget's share of probes, what would be refused is
+    admitted where routing sends it, and the refusal goes along.
     """
     ready = candidates.ready()
     if not ready.workers:

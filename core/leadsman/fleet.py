@@ -18,6 +18,7 @@ from leadsman.decide import decide
 from leadsman.families import Families
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
+from leadsman.looks import Looks
 from leadsman.prediction import Admitted, Decision
 from leadsman.reconcile import Seen
 from leadsman.records import (
@@ -58,6 +59,7 @@ class Fleet:
         self.index = CacheIndex()
         self._lengths: dict[str, Lengths] = {}
         self._returns: defaultdict[str, Returns] = defaultdict(Returns)
+        self._looks: defaultdict[str, Looks] = defaultdict(Looks)
         self._homes: dict[str, WorkerId] = {}
         self._families = Families()
         self._standings: dict[str, Standing] = {}
@@ -81,16 +83,18 @@ class Fleet:
         """List the workers that could serve the request, with what is known without a replay."""
         standing = self._standing(request.model)
         cached = self._credited(request, standing)
-        own, wait, measured = standing.floors(request.prompt_tokens, cached, now)
+        own, wait, measured, idle_since = standing.floors(request.prompt_tokens, cached, now)
         everyone = Candidates(
             workers=standing.states,
             cached=cached,
             own_floors=own,
             wait_floors=wait,
             measured=measured,
+            idle_since=idle_since,
             all_ready=standing.all_ready,
             home=self._homes.get(request.session) if request.session is not None else None,
             returns=self._returns[request.model],
+            looks=self._looks[request.model],
         )
         return everyone.at(standing.able(request.prompt_tokens, request.endpoints))
 
@@ -147,10 +151,10 @@ class Fleet:
 
     # -- what it is told -----------------------------------------------------------------------
 
-    def apply(self, record: Record, now: Seconds) -> None:  # noqa: ARG002, C901  # one case a record
+    def apply(self, record: Record, now: Seconds) -> None:  # noqa: C901  # one case a record
         """Take in one record; records of workers that are not there are dropped."""
         if isinstance(record, WorkerSeen):
-            self._see(record)
+            self._see(record, now)
             return
         state = self.workers.get(record.worker)
         if state is None:
@@ -178,7 +182,7 @@ class Fleet:
             case _:
                 assert_never(record)
 
-    def _see(self, seen: WorkerSeen) -> None:
+    def _see(self, seen: WorkerSeen, now: Seconds) -> None:
         state = self.workers.get(seen.worker)
         if state is not None and fingerprint(state.settings) == fingerprint(seen.settings):
             if state.ready != seen.ready:
@@ -188,7 +192,7 @@ class Fleet:
                 return
         lengths = self._lengths.setdefault(seen.settings.model, self._new_lengths())
         fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
-        fresh.claims = self.index.reach
+        fresh.claims, fresh.asked_at = self.index.reach, now
         if state is not None:
             fresh.belief, fresh.lower = state.belief, state.lower
             fresh.mirror.pool.set_trust(self.index.trust(seen.worker))

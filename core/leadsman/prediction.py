@@ -84,7 +84,9 @@ class Admitted:
     prediction: Prediction | None
     fallbacks: tuple[str, ...] = ()
     candidates: tuple[Prediction, ...] = ()
-    because: Literal["cheapest", "home", "cache", "least_loaded", "shadow", "probe"] = "cheapest"
+    because: Literal["cheapest", "home", "cache", "look", "least_loaded", "shadow", "probe"] = (
+        "cheapest"
+    )
     refusal: "Refused | None" = None
 
 

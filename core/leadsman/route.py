@@ -9,7 +9,8 @@ predictions are not good to that, and identical idle workers must not all be rep
 predictions err.
 
 A session keeps its home until another worker is cheaper by more than the budget's cost of moving;
-a request that prefers its cache goes to the cheapest of those that hold most of its prompt.
+a request that prefers its cache goes to the cheapest of those that hold most of its prompt. A
+request of no session now and then goes to who is passed over, to see whether rightly (`looks`).
 Deliberately not here: any weight on load or cache beside the price, which has both in it.
 """
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Floats, Ints, Soundings
+from leadsman.looks import MOST, REST
 from leadsman.units import Seconds
 
 MOST_REPLAYS = 8
@@ -38,7 +40,7 @@ class Choice:
     """The candidate to take, by its place among the candidates, and why this one."""
 
     index: int
-    because: Literal["cheapest", "home", "cache"]
+    because: Literal["cheapest", "home", "cache", "look"]
 
 
 def route(soundings: Soundings, budget: Budget, rng: Random) -> Choice:
@@ -53,6 +55,8 @@ def route(soundings: Soundings, budget: Budget, rng: Random) -> Choice:
     if home is not None:
         below = soundings.sound(home).price.ttft - budget.session_move_cost
     index = _cheapest(soundings, everyone, rng, home=home, below=below)
+    if home is None and (passed_over := _look(soundings, index)) is not None:
+        return Choice(index=passed_over, because="look")
     return Choice(index=index, because="home" if index == home else "cheapest")
 
 
@@ -76,6 +80,26 @@ def _cheapest(
             best, best_ttft = index, ttft
     assert best is not None, "the first candidate is always sounded where there is no home"
     return best
+
+
+def _look(soundings: Soundings, best: int) -> int | None:
+    """Find who has idled longest of those passed over, where it costs no more than a look may."""
+    candidates, now = soundings.candidates, soundings.now
+    best_ttft, most = soundings.sound(best).price.ttft, candidates.looks.affordable(now)
+    if most <= same(best_ttft):
+        return None
+    more = soundings.floors - best_ttft
+    rested = candidates.idle_since <= now - REST
+    is_short = soundings.floors <= MOST
+    places = np.flatnonzero(rested & is_short & (more > same(best_ttft)) & (more <= most))
+    if not len(places):
+        return None
+    index = int(places[candidates.idle_since[places].argmin()])
+    price = soundings.sound(index).price.ttft - best_ttft
+    if price > most:
+        return None
+    candidates.looks.spend(price, now)
+    return index
 
 
 def same(seconds: Seconds) -> Seconds:

@@ -34,7 +34,7 @@ class Standing:
             self.by_size[size] = places, tuple(states[i].worker for i in places)
         self._lengths = np.array([state.settings.max_model_len for state in states])
         rows = [state.standing() for state in states]
-        self._columns = np.array(rows, dtype=np.float64).reshape(-1, 7).T
+        self._columns = np.array(rows, dtype=np.float64).reshape(-1, 8).T
 
     def able(self, prompt_tokens: Tokens, endpoints: Collection[str] | None) -> Ints | None:
         """Find who may serve a prompt; None: all.
@@ -51,21 +51,22 @@ class Standing:
 
     def floors(
         self, prompt_tokens: Tokens, cached: Ints, now: Seconds
-    ) -> tuple[Floats, Floats, Bools]:
-        """Give the floors of each worker's own prefill and wait, and whether it was measured.
+    ) -> tuple[Floats, Floats, Bools, Floats]:
+        """Give the floors of each worker's own prefill and wait, whether it was measured, and since
+        when nobody has asked it.
 
         No prompt takes less than its arrival, its tokens and as many steps as hold them. A wait is
         no less than the last replay's, less the time since: a queue drains no faster. What a
         request waits while it is on its way counts once.
         """
         self._refresh()
-        s, a, half_b, t0, budget, busy_until, is_measured = self._columns
+        s, a, half_b, t0, budget, busy_until, is_measured, idle_since = self._columns
         arrival = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * prompt_tokens
         new = prompt_tokens - cached
         own: Floats = new * (a + half_b * (prompt_tokens + cached))
         own += arrival + s + t0 * np.ceil(new / budget)
         wait: Floats = np.maximum(busy_until - (arrival + now), 0.0)
-        return own, wait, is_measured > 0
+        return own, wait, is_measured > 0, idle_since
 
     def _refresh(self) -> None:
         for state in self.changed:

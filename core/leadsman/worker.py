@@ -5,6 +5,7 @@ the prior from the isolated curve, and the learned ones; both are asked for each
 graded when its first token comes, and the one that has lately been right prices the next.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +99,7 @@ class WorkerState:
         self.better = BetterOf(first="learned")
         self.load: LoadSample | None = None
         self.heard_at: Seconds | None = None
+        self.asked_at: Seconds = -math.inf
         self._expectations: dict[RequestId, Expectation] = {}
         self.followers = Followers()
         self._below: dict[RequestId, Floats] = {}
@@ -149,7 +151,8 @@ class WorkerState:
         """Give what bears on its floors, so until it is among the `changed`.
 
         (s, a, b / 2, t0) of its weights and the tokens of a step; until when it is surely busy, or
-        the last replay's wait lasted; whether it was measured.
+        the last replay's wait lasted; whether it was measured; when it was asked last, infinite
+        while it works.
         """
         weights, (at, wait) = self.weights, self._last_wait
         return (
@@ -160,6 +163,7 @@ class WorkerState:
             self.settings.max_num_batched_tokens,
             max(self.mirror.busy_until(weights), at + wait),
             self.provenance != "unmeasured",
+            math.inf if self.mirror.flights else self.asked_at,
         )
 
     def _price(self, request: Request, granted: Granted, weights: StepWeights) -> Price:
@@ -265,6 +269,7 @@ class WorkerState:
     def _take(self, granted: Granted, claim: Claim | None, family: BlockKey | None = None) -> None:
         self.changed.add(self)
         if granted.request not in self.mirror.flights:
+            self.asked_at = max(self.asked_at, granted.at)
             below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
             flight = self.mirror.grant(granted, round(beyond(below, 0)))
             reach = self._reach(claim, self.weights)

@@ -24,6 +24,7 @@ class FakeWorker:
     curve: str = "own"
     ready: bool = True
     loose: float = 0.0
+    idle_since: float = np.inf
     replays: int = field(default=0, compare=False)
 
     @property
@@ -68,6 +69,7 @@ def _candidates(workers, *, home=None):
         own_floors=np.array([worker.prefill for worker in workers]) * loose,
         wait_floors=np.array([worker.wait for worker in workers]) * loose,
         measured=np.array([worker.curve != "unmeasured" for worker in workers], dtype=np.bool_),
+        idle_since=np.array([worker.idle_since for worker in workers]),
         home=None if home is None else WorkerId(home),
     )
 

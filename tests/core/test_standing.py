@@ -81,7 +81,7 @@ def test_no_price_is_below_its_floor(queued, asked, later):
 
     price = state.price(request("asked", *asked[:2]), now)
 
-    own, wait, _ = standing.floors(asked[0], np.array([price.cached_tokens]), now)
+    own, wait, *_ = standing.floors(asked[0], np.array([price.cached_tokens]), now)
     assert price.queue_wait >= wait[0] - 1e-9
     assert price.ttft >= own[0] + wait[0] - 1e-9
 
@@ -146,7 +146,8 @@ def test_what_is_kept_of_a_worker_is_what_it_would_say_now(told):
         kept = fleet.candidates(request("asked", 1000, 1), now)
 
         afresh = Standing(list(fleet.workers.values()))
-        own, wait, measured = afresh.floors(1000, kept.cached, now)
+        own, wait, measured, idle_since = afresh.floors(1000, kept.cached, now)
         assert kept.own_floors == pytest.approx(own)
         assert kept.wait_floors == pytest.approx(wait)
         assert kept.measured.tolist() == measured.tolist()
+        assert kept.idle_since.tolist() == idle_since.tolist()
