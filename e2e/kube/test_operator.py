@@ -8,6 +8,7 @@ from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_engines.discovery import discover
 from leadsman_engines.profile import EMPTY_PROFILE
+from leadsman_operator.lease import LeaseTiming
 
 from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, profile
 from .stage import Stage, following, until
@@ -222,10 +223,11 @@ async def test_a_pool_that_is_deleted_loses_its_workers_and_gets_them_back_with_
         await until(lambda: fleet.readiness() == there, fleet.readiness)
 
 
-async def test_while_the_api_server_is_away_nothing_is_lost_and_afterwards_all_is_heard(serving):
+async def test_while_the_api_server_is_away_engines_are_heard_and_afterwards_all_is(serving):
     first, second = serving.engine(), serving.engine()
     serving.pod("first", first)
     there = {f"{first}:{serving.port}": True}
+    engine = serving.running.pid(f"engine-{first}-{serving.port}")
     lease = ["--lease", f"{serving.namespace}/leadsman"]
     address = serving.operator("operator", *lease)
 
@@ -235,14 +237,18 @@ async def test_while_the_api_server_is_away_nothing_is_lost_and_afterwards_all_i
 
         os.kill(serving.plane.pid, signal.SIGSTOP)
         try:
-            await until(lambda: "no longer leading" in serving.running.last_words("operator"))
+            await asyncio.sleep(2 * LeaseTiming().duration)
+            os.kill(engine, signal.SIGSTOP)
+            stuck = {f"{first}:{serving.port}": False}
+            await until(lambda: fleet.readiness() == stuck, fleet.readiness)
         finally:
+            os.kill(engine, signal.SIGCONT)
             os.kill(serving.plane.pid, signal.SIGCONT)
         serving.pod("second", second)
 
         there |= {f"{second}:{serving.port}": True}
         await until(lambda: fleet.readiness() == there, fleet.readiness)
-        assert fleet.client.epoch != epoch
+        assert fleet.client.epoch == epoch
         assert fleet.gone == []
 
 

@@ -5,6 +5,10 @@ promises to hold; only differences of one's own clock are used, so clocks need n
 stops leading well before that, counted from the moment before it last asked to renew. So there is
 never a moment with two leaders, whatever is delayed or lost; there can be one with none.
 
+Only a leader may write. But what it serves goes on until it reads that another holds the Lease
+(docs/adr/0035-serve-until-another-leads.md): an API server that is slow or away takes no stream
+from the pickers.
+
 A holder that stops gives the Lease back, and the next one need not wait.
 
 Source: Kubernetes coordination.k8s.io/v1 Lease; client-go tools/leaderelection, for its fields.
@@ -63,6 +67,11 @@ class Candidate:
     _seen_at: Seconds = 0.0
     _held_at: Seconds | None = None
 
+    @property
+    def is_succeeded(self) -> bool:
+        """Whether another held the Lease when it was last read."""
+        return self._seen is not None and self._seen.holder_identity not in (None, "", self.name)
+
     def claim(self, lease: LeaseSpec | None, now: Seconds, wall: str) -> LeaseSpec | None:
         """Say what to write, having just read `lease` (None: there is none); None: nothing."""
         if lease is None:
@@ -75,7 +84,7 @@ class Candidate:
 
     def held(self, asked_at: Seconds) -> None:
         """Note that what was claimed was written; asked_at: before the Lease was even read."""
-        self._held_at = asked_at
+        self._held_at, self._seen = asked_at, None
 
     def leads(self, now: Seconds) -> bool:
         """Say whether it leads."""
@@ -120,17 +129,20 @@ class Election:
     candidate: Candidate
     clock: Callable[[], Seconds] = time.monotonic
 
+    def leads(self) -> bool:
+        """Whether this process leads, and so may write."""
+        return self.candidate.leads(self.clock())
+
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Stand for election until cancelled; `lead` is cancelled where the Lease is lost."""
+        """Stand for election until cancelled; `lead` is cancelled once another holds the Lease."""
         leading: asyncio.Task[None] | None = None
         try:
             while True:
                 await self._attempt()
-                leads = self.candidate.leads(self.clock())
-                if leads and leading is None:
+                if leading is None and self.leads():
                     log.info("leading", extra={"lease": str(self.lease)})
                     leading = asyncio.create_task(_run(lead))
-                elif not leads and leading is not None:
+                elif leading is not None and self.candidate.is_succeeded:
                     log.warning("no longer leading", extra={"lease": str(self.lease)})
                     await _end(leading)
                     leading = None

@@ -1,8 +1,8 @@
 """The operator: watches the cluster, follows its engines, serves the fleet stream, says how it is.
 
 Every replica watches, so that whoever comes to lead knows the cluster already. By gRPC only the
-leader collects, serves and writes: its port is open while it leads, so a picker that is given the
-addresses of all replicas finds it by trying. It opens only once the engines have been asked: a
+leader collects, serves and writes: its port is open until another leads, so a picker that is given
+the addresses of all replicas finds it by trying. It opens only once the engines have been asked: a
 picker that is told less than it knew would refuse what it could still serve.
 
 Where the log is elsewhere (`open_log`) each replica collects from its share, and nobody listens;
@@ -51,6 +51,7 @@ class Operator:
     watching: Watching = field(init=False)
     _standby: Standby = field(init=False)
     _leads: bool = False
+    _may_write: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
         self._standby = Standby(peers=self.settings.peers or "", name=self.settings.name)
@@ -87,7 +88,11 @@ class Operator:
             await self._lead()
             return
         candidate = Candidate(name=self.settings.name, timing=self.settings.timing.lease)
-        await Election(api=self.api, lease=self.settings.lease, candidate=candidate).run(self._lead)
+        election = Election(
+            api=self.api, lease=self.settings.lease, candidate=candidate, clock=self.clock
+        )
+        self._may_write = election.leads
+        await election.run(self._lead)
 
     async def _follow(self) -> None:
         """Hear what the leader says, whenever that is another."""
@@ -100,7 +105,7 @@ class Operator:
         self._leads = False
 
     async def _lead(self) -> None:
-        """Collect, serve and write until cancelled."""
+        """Collect and serve, and write while the Lease is held, until cancelled."""
         await self.watching.synced()
         async with AsyncExitStack() as stack:
             self._leads = True
@@ -140,14 +145,15 @@ class Operator:
         reporter = Reporter(api=self.api, instance=self.settings.name)
         while True:
             await asyncio.sleep(self.settings.timing.status)
-            await reporter.tell(self.watching.world(), fleets.views())
+            if self._may_write():
+                await reporter.tell(self.watching.world(), fleets.views())
 
     async def _keep(self, book: LessonBook, fleets: Fleets) -> None:
         is_unsaved = False
         while True:
             await asyncio.sleep(self.settings.timing.learn)
             is_unsaved |= fleets.learn()
-            if is_unsaved and await book.save(fleets.lessons):
+            if is_unsaved and self._may_write() and await book.save(fleets.lessons):
                 is_unsaved = False
 
     @asynccontextmanager

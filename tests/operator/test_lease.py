@@ -91,6 +91,33 @@ def test_who_cannot_renew_stops_leading_before_another_may_start():
     assert TIMING.leading < TIMING.duration
 
 
+def test_who_cannot_renew_is_succeeded_only_once_it_reads_that_another_holds_the_lease():
+    candidate, other, store = (
+        Candidate(name="a", timing=TIMING),
+        Candidate(name="b", timing=TIMING),
+        Store(),
+    )
+    store.attempt(candidate, 0.0, 0.0, 0.0)()
+    store.attempt(other, 0.0, 0.0, 0.0)()
+    lapsed = TIMING.duration
+    store.attempt(other, lapsed, lapsed, lapsed)()
+
+    assert other.leads(lapsed)
+    assert not candidate.leads(lapsed)
+    assert not candidate.is_succeeded
+    assert candidate.claim(store.lease, lapsed, "now") is None
+    assert candidate.is_succeeded
+
+
+def test_who_takes_a_lease_over_is_not_succeeded_by_who_held_it_before():
+    candidate, store = Candidate(name="a", timing=TIMING), Store(OLD)
+    store.attempt(candidate, 0.0, 0.0, 0.0)()
+    store.attempt(candidate, 4.0, 4.0, 4.0)()
+
+    assert candidate.leads(4.0)
+    assert not candidate.is_succeeded
+
+
 def test_a_lease_that_is_given_back_is_free():
     candidate, other, store = (
         Candidate(name="a", timing=TIMING),
