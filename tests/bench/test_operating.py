@@ -1,9 +1,9 @@
 import json
+import time
 
-import msgspec
-import zmq
+import pytest
 from leadsman_bench import command
-from leadsman_bench.operating._engines import BLOCKS, HELD, Publisher
+from leadsman_bench.operating._engines import BLOCKS, HELD, batches, sent_now
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.kv_wire import decode_batch
 
@@ -22,17 +22,23 @@ def test_what_needs_a_cluster_is_left_out_where_there_is_none(tmp_path, monkeypa
 
 
 def test_a_played_engines_cache_fills_and_then_stays_as_full():
-    blocks = EngineBlocks(secret=b"s", model="m")
-    with zmq.Context() as context:
-        publisher = Publisher(context, "127.0.0.1", 3)
-        known = []
-        for _ in range(4 * HELD):
-            payload = msgspec.msgpack.encode([1.0, [publisher.event()], 0])
-            blocks.resolve(decode_batch(payload, "w").events)
-            known.append(blocks.known)
-        publisher.close()
+    blocks, known = EngineBlocks(secret=b"s", model="m"), []
+    first, again = batches(3)
+
+    for batch in [*first, *again, *again]:
+        blocks.resolve(decode_batch(batch, "w").events)
+        known.append(blocks.known)
 
     assert known[HELD - 1] == HELD * BLOCKS
-    assert set(known[2 * HELD :]) == {HELD * BLOCKS, (HELD + 1) * BLOCKS}
+    assert set(known[HELD:]) == {HELD * BLOCKS, (HELD - 1) * BLOCKS}
     assert not blocks.counts
     assert blocks.waiting == 0
+
+
+def test_a_batch_says_when_it_was_sent_and_is_the_same_otherwise():
+    [made, *_], _ = batches(3)
+
+    sent = decode_batch(sent_now(made), "w")
+
+    assert sent.engine_time == pytest.approx(time.time(), abs=60)
+    assert sent.events[0].hashes == decode_batch(made, "w").events[0].hashes

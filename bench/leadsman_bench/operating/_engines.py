@@ -1,18 +1,22 @@
 """Engines that only speak of their caches: many addresses in one process, each with its events.
 
 Each serves the pages that a collector reads, and publishes batches of one event over a socket of
-its own. Every other event removes what an early one stored, so no cache grows for ever. The sends
-are spread over time: no two endpoints beat together.
+its own. Once an endpoint holds enough, it removes what it stored longest ago before it stores
+anew, over and over. All batches are made before the first is sent, but for the time in them, so
+that sending takes little of the machine that is shared. The sends are spread over time: no two
+endpoints beat together.
 
-Prints one JSON line when it serves. Arguments: how many endpoints, events a second of each, port.
+Prints one JSON line when it serves, and publishes from when it gets SIGUSR1. Arguments: how many
+endpoints, events a second of each, port.
 """
 
 import asyncio
 import json
+import signal
 import sys
 import time
-from collections import deque
 from functools import partial
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -26,11 +30,18 @@ BLOCKS: Final = 2
 BLOCK_SIZE: Final = 64
 CHAIN: Final = 8
 """Events that a prefix is stored by, one going on from the other."""
-HELD: Final = 100
-"""Events whose blocks an endpoint holds before it begins to remove."""
+HELD: Final = 12 * CHAIN
+"""Events whose blocks an endpoint holds once it begins to remove."""
 TICK: Final = 0.002
 _SPEC: Final = "full_attention"
 _encode = msgspec.msgpack.Encoder().encode
+_SENT_AT: Final = Struct(">cd")
+"""How a batch says its time, behind its first byte."""
+
+
+def sent_now(batch: bytes) -> bytes:
+    """Say in a batch that it is sent now."""
+    return batch[:1] + _SENT_AT.pack(b"\xcb", time.time()) + batch[1 + _SENT_AT.size :]
 
 
 def address(number: int) -> str:
@@ -39,7 +50,10 @@ def address(number: int) -> str:
 
 
 class Publisher:
-    """One endpoint's events. Replays are answered with nothing: there was nothing before."""
+    """One endpoint's events. Replays are answered with nothing: there was nothing before.
+
+    first, again: what it sends once, and what it sends for ever after.
+    """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", host: str, number: int) -> None:
         self._events = context.socket(zmq.PUB)
@@ -48,8 +62,7 @@ class Publisher:
         self.replay = context.socket(zmq.ROUTER)
         self.replay.bind(f"tcp://{host}:*")
         self._next = 0
-        self._names = (number + 1 << 40) - BLOCKS
-        self._stored: deque[list[int]] = deque()
+        self.first, self.again = batches(number)
 
     @property
     def source(self) -> dict[str, object]:
@@ -60,8 +73,10 @@ class Publisher:
 
     def publish(self) -> None:
         """Send the next batch, with the time of sending as the engine's own."""
-        payload = _encode([time.time(), [self.event()], 0])
-        self._events.send_multipart((b"", self._next.to_bytes(8, "big"), payload), zmq.NOBLOCK)
+        place = self._next - len(self.first)
+        batch = self.first[place] if place < 0 else self.again[place % len(self.again)]
+        numbered = (b"", self._next.to_bytes(8, "big"), sent_now(batch))
+        self._events.send_multipart(numbered, zmq.NOBLOCK)
         self._next += 1
 
     def answer(self) -> None:
@@ -75,31 +90,47 @@ class Publisher:
         self._events.close(0)
         self.replay.close(0)
 
-    def event(self) -> msgspec.Struct:
-        """Make the next event."""
-        if len(self._stored) > HELD:
-            return RemovedMap(block_hashes=self._stored.popleft(), medium="GPU", group_idx=0)
-        first = self._names = self._names + BLOCKS
-        names = list(range(first, first + BLOCKS))
-        begins = first % (BLOCKS * CHAIN) == 0
-        self._stored.append(names)
-        return StoredMap(
-            block_hashes=names,
-            parent_block_hash=None if begins else first - 1,
-            token_ids=[one % 50_000 for one in range(first, first + BLOCKS * BLOCK_SIZE)],
-            block_size=BLOCK_SIZE,
-            lora_id=None,
-            medium="GPU",
-            lora_name=None,
-            extra_keys=[None] * BLOCKS,
-            group_idx=0,
-            kv_cache_spec_kind=_SPEC,
-        )
+
+def batches(number: int) -> tuple[list[bytes], list[bytes]]:
+    """Make what an endpoint sends at first, and then over and over."""
+    stored = [_encode([0.0, [_stored(number, turn)], 0]) for turn in range(2 * HELD)]
+    removed = [_encode([0.0, [_removed(number, turn)], 0]) for turn in range(2 * HELD)]
+    again = []
+    for turn in range(2 * HELD):
+        again += [removed[turn], stored[turn - HELD]]
+    return stored[:HELD], again
+
+
+def _names(number: int, turn: int) -> list[int]:
+    first = (number + 1 << 40) + turn * BLOCKS
+    return list(range(first, first + BLOCKS))
+
+
+def _removed(number: int, turn: int) -> msgspec.Struct:
+    return RemovedMap(block_hashes=_names(number, turn), medium="GPU", group_idx=0)
+
+
+def _stored(number: int, turn: int) -> msgspec.Struct:
+    names = _names(number, turn)
+    first = (number << 20) + turn * BLOCKS * BLOCK_SIZE
+    return StoredMap(
+        block_hashes=names,
+        parent_block_hash=names[0] - 1 if turn % CHAIN else None,
+        token_ids=[one % 50_000 for one in range(first, first + BLOCKS * BLOCK_SIZE)],
+        block_size=BLOCK_SIZE,
+        lora_id=None,
+        medium="GPU",
+        lora_name=None,
+        extra_keys=[None] * BLOCKS,
+        group_idx=0,
+        kv_cache_spec_kind=_SPEC,
+    )
 
 
 async def serve(count: int, rate: float, port: int) -> None:
-    """Serve and publish until killed; each endpoint `rate` events a second from the start."""
-    loop = asyncio.get_running_loop()
+    """Serve until killed; once told to, publish `rate` events a second of each endpoint."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR1, told.set)
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4 * count + 16)
     publishers = []
@@ -110,11 +141,12 @@ async def serve(count: int, rate: float, port: int) -> None:
         await loop.create_server(partial(Engine, pages), address(number), port)
         publishers.append(publisher)
     print(json.dumps({"ports": [port]}), flush=True)
-    await asyncio.gather(_publish(publishers, rate), _answer(publishers))
+    await asyncio.gather(_publish(publishers, rate, told), _answer(publishers))
 
 
-async def _publish(publishers: list[Publisher], rate: float) -> None:
+async def _publish(publishers: list[Publisher], rate: float, told: asyncio.Event) -> None:
     """Go round all endpoints, each at its turn; where this process was late, it catches up."""
+    await told.wait()
     clock = asyncio.get_running_loop().time
     began, sent = clock(), 0
     while True:

@@ -3,11 +3,14 @@
 The question: with this many endpoints that each send this many KV batches a second, what the
 operator takes of a core and of memory, and how old a batch is when a picker's own index has it,
 counted from the moment before the engine sent it. Engines and picker are processes beside it and
-share the machine; where that is too small for all three, ages grow without bound and say so.
+share the machine; where that is too small for all three, ages grow without bound and say so. No
+engine speaks before the picker knows all of them, so how long that takes is told apart.
 """
 
 import asyncio
 import json
+import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ import numpy as np
 from leadsman.units import Seconds
 
 from leadsman_bench.operating._engines import address
-from leadsman_bench.operating.cluster import Cluster, together
+from leadsman_bench.operating.cluster import PATIENCE, Cluster, together
 from leadsman_bench.processes import cpu_seconds, free_ports, module
 
 LABELS: Final = {"app": "bench"}
@@ -44,10 +47,13 @@ async def measure(cluster: Cluster, load: Load) -> dict[str, float]:
     pool = await cluster.pool("bench", LABELS, port)
     pods = [cluster.pod(f"pod-{n}", LABELS, address(n)) for n in range(load.endpoints)]
     await together(pods)
+    started = time.monotonic()
     stream = await cluster.operator()
     replica = [stream, str(pool), str(load.endpoints)]
     held.start("replica", module("leadsman_bench.operating._replica", *replica))
-    await asyncio.to_thread(held.told, "replica", 180.0)
+    await asyncio.to_thread(held.told, "replica", PATIENCE)
+    known = time.monotonic() - started
+    os.kill(held.pid("engines"), signal.SIGUSR1)
     await asyncio.sleep(SETTLE)
     names = ("operator", "replica", "engines")
     before, began = {name: cpu_seconds(held.pid(name)) for name in names}, time.monotonic()
@@ -58,6 +64,7 @@ async def measure(cluster: Cluster, load: Load) -> dict[str, float]:
     ages = np.array([age for second in _ages(folder)[skipped:] for age in second])
     p50, p99 = np.percentile(ages, [50, 99]) if ages.size else (np.inf, np.inf)
     return {
+        "operator_all_known_s": known,
         "operator_lag_p99_s": float(p99),
         "operator_lag_p50_s": float(p50),
         "operator_heard_per_s": ages.size / wall,
