@@ -27,6 +27,9 @@ from leadsman_operator.world import World
 _NAMED: Final = 3
 """How many pods a message names before it only counts them."""
 
+_ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
+"""How a profile spells the engines."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
@@ -64,7 +67,7 @@ def profile_status(one: EngineProfile, views: Views, now: str) -> EngineProfileS
         if _is_about(one, target)
     ]
     workers = {
-        worker.worker: _worker_status(worker, target)
+        worker.worker: (_worker_status(worker, target), _ENGINES[worker.settings.engine])
         for view, endpoint, target in ours
         if endpoint in view.found
         for worker in view.found[endpoint].workers
@@ -76,12 +79,17 @@ def profile_status(one: EngineProfile, views: Views, now: str) -> EngineProfileS
         for trouble in view.troubles()
         if _is_about(one, view.targets[trouble.endpoint])
     ]
-    verdict = _discovered(len(pods), len(workers), troubles)
+    others = [
+        f"{status.pod} runs {runs}"
+        for status, runs in sorted(workers.values(), key=lambda pair: pair[0].worker)
+        if runs != one.spec.engine
+    ]
+    verdict = _discovered(len(pods), len(workers), troubles, others)
     return EngineProfileStatus(
         conditions=_settled(one.status.conditions, [verdict], one.metadata, now),
         pods=len(pods),
         workers=len(workers),
-        discovered=tuple(status for _, status in sorted(workers.items())[:MOST_WORKERS]),
+        discovered=tuple(status for _, (status, _) in sorted(workers.items())[:MOST_WORKERS]),
     )
 
 
@@ -129,7 +137,7 @@ def _reachable(troubles: list[Trouble]) -> _Verdict:
     return _Verdict("EnginesReachable", True, "AllReachable", "No ready pod is in trouble.")
 
 
-def _discovered(pods: int, workers: int, troubles: list[Trouble]) -> _Verdict:
+def _discovered(pods: int, workers: int, troubles: list[Trouble], others: list[str]) -> _Verdict:
     if troubles:
         return _Verdict("Discovered", False, "EngineUnreachable", _named(troubles))
     if not pods:
@@ -137,12 +145,18 @@ def _discovered(pods: int, workers: int, troubles: list[Trouble]) -> _Verdict:
         return _Verdict("Discovered", False, "NoPods", message)
     if not workers:
         return _Verdict("Discovered", False, "Pending", "No engine has answered yet.")
+    if others:
+        message = f"They are followed as what they are, but {_listed(others)}."
+        return _Verdict("Discovered", False, "AnotherEngine", message)
     return _Verdict("Discovered", True, "Discovered", "Every ready pod's engine is followed.")
 
 
 def _named(troubles: list[Trouble]) -> str:
-    first = "; ".join(str(trouble) for trouble in troubles[:_NAMED])
-    more = len(troubles) - _NAMED
+    return _listed([str(trouble) for trouble in troubles])
+
+
+def _listed(words: list[str]) -> str:
+    first, more = "; ".join(words[:_NAMED]), len(words) - _NAMED
     return f"{first}; and {more} more" if more > 0 else first
 
 

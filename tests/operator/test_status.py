@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import msgspec
 import pytest
+from leadsman.engine import SglangRules
 from leadsman.records import WorkerSeen
 from leadsman_operator.collectors import Found
 from leadsman_operator.precedence import ranked
@@ -14,7 +17,10 @@ from .objects import budget, pod, pool, profile, world
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
 
-def views_of(there, problems=None):
+SGLANG = replace(SETTINGS, sglang=SglangRules(max_prefill_tokens=8192))
+
+
+def views_of(there, problems=None, settings=SETTINGS):
     """See every pool with one worker an endpoint; problems: by the endpoint's address."""
     problems = problems or {}
     views = {}
@@ -26,7 +32,7 @@ def views_of(there, problems=None):
                     WorkerSeen(
                         worker=endpoint.address,
                         endpoint=endpoint.address,
-                        settings=SETTINGS,
+                        settings=settings,
                         ready=target.accepts and endpoint.address not in problems,
                     ),
                 ),
@@ -181,3 +187,16 @@ def test_a_profile_says_why_nothing_is_discovered(pods, problems, reason):
     [condition] = profile_status(one, views_of(there, problems), NOW).conditions
 
     assert (condition.status, condition.reason) == ("False", reason)
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"), [("SGLang", "Discovered"), ("vLLM", "AnotherEngine")]
+)
+def test_a_profile_says_where_another_engine_answers(engine, reason):
+    one = profile("p", engine=engine)
+    there = world(pools=[pool()], pods=[pod("a")], profiles=[one])
+
+    [condition] = profile_status(one, views_of(there, settings=SGLANG), NOW).conditions
+
+    assert condition.reason == reason
+    assert ("a runs SGLang" in condition.message) == (engine == "vLLM")

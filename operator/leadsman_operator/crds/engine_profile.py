@@ -27,7 +27,9 @@ class StatedSettings(Part, frozen=True, kw_only=True):
         ),
     )
     model: Annotated[Name | None, Meta(description="The model's name, as served.")] = None
-    version: Annotated[Name | None, Meta(description="vLLM's version, such as 0.33.0.")] = None
+    version: Annotated[Name | None, Meta(description="The engine's version, such as 0.33.0.")] = (
+        None
+    )
     max_num_batched_tokens: Annotated[
         Count | None, Meta(description="Token budget of one step: --max-num-batched-tokens.")
     ] = None
@@ -88,7 +90,10 @@ class EngineProfileSpec(Part, frozen=True, kw_only=True):
     """Statements about the engines in a set of pods."""
 
     selector: PodSelector
-    engine: Annotated[Literal["vLLM"], Meta(description="Which engine they run.")] = "vLLM"
+    engine: Annotated[
+        Literal["vLLM", "SGLang"],
+        Meta(description="Which engine they run; the status says where another one answers."),
+    ] = "vLLM"
     settings: StatedSettings | None = None
     kv_events: KvEvents | None = None
 
