@@ -114,7 +114,8 @@ def _end_of(
         from leadsman_fleet.redis_ends import RedisReplica
 
         return RedisReplica(redis_log(address, pool), name, hear)
-    return FleetClient(Target(address=address, replica=name, pool=pool), hear, take=take)
+    target = Target(address=address, replica=name, pool=pool, hands_back=take is None)
+    return FleetClient(target, hear, take=take)
 
 
 def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:

@@ -10,7 +10,7 @@ counted. It never raises for a well-formed message.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, get_args
 
@@ -26,6 +26,7 @@ from leadsman_fleet import fleet_pb2 as pb
 WIRE_VERSION = 1
 
 _WIRE_KEYS = np.dtype("<u8")
+_MESSAGE_BYTES = 1024 * 1024
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -88,6 +89,19 @@ def weight(record: Record) -> int:
             return 64 + 16 * len(record.samples)
         case _:
             return 96
+
+
+def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Cut records into messages of about a megabyte; the last may be empty."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += weight(record)
+        if size >= _MESSAGE_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
 def pack(keys: Keys) -> bytes:

@@ -44,6 +44,11 @@ class FleetStub:
                 request_serializer=leadsman__fleet_dot_fleet__pb2.ReportRequest.SerializeToString,
                 response_deserializer=leadsman__fleet_dot_fleet__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.HandBack = channel.stream_unary(
+                '/leadsman.fleet.v1.Fleet/HandBack',
+                request_serializer=leadsman__fleet_dot_fleet__pb2.ReportRequest.SerializeToString,
+                response_deserializer=leadsman__fleet_dot_fleet__pb2.ReportResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -63,6 +68,14 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HandBack(self, request_iterator, context):
+        """What a picker was told of a pool before, piece by piece, for a server that knows nothing of it:
+        one that fails its Watch with FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +86,11 @@ def add_FleetServicer_to_server(servicer, server):
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
+                    request_deserializer=leadsman__fleet_dot_fleet__pb2.ReportRequest.FromString,
+                    response_serializer=leadsman__fleet_dot_fleet__pb2.ReportResponse.SerializeToString,
+            ),
+            'HandBack': grpc.stream_unary_rpc_method_handler(
+                    servicer.HandBack,
                     request_deserializer=leadsman__fleet_dot_fleet__pb2.ReportRequest.FromString,
                     response_serializer=leadsman__fleet_dot_fleet__pb2.ReportResponse.SerializeToString,
             ),
@@ -129,6 +147,33 @@ class Fleet:
             request,
             target,
             '/leadsman.fleet.v1.Fleet/Report',
+            leadsman__fleet_dot_fleet__pb2.ReportRequest.SerializeToString,
+            leadsman__fleet_dot_fleet__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandBack(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/leadsman.fleet.v1.Fleet/HandBack',
             leadsman__fleet_dot_fleet__pb2.ReportRequest.SerializeToString,
             leadsman__fleet_dot_fleet__pb2.ReportResponse.FromString,
             options,

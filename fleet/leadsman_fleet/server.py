@@ -21,7 +21,7 @@ from leadsman.units import Seconds
 
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.clocks import ClockOffset
-from leadsman_fleet.codec import WIRE_VERSION, decode, encode, shifted, weight
+from leadsman_fleet.codec import WIRE_VERSION, batches, decode, encode, shifted
 from leadsman_fleet.declared_codec import encode_declared
 from leadsman_fleet.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from leadsman_fleet.log import Catchup, FleetLog
@@ -34,7 +34,6 @@ UNLIMITED: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
-_ENVELOPE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +169,7 @@ class FleetService(FleetServicer):
         if not catchup.is_snapshot:
             yield self._envelope(pb.Envelope.LIVE, catchup.sequence, catchup.records)
             return
-        *parts, last = _batches(catchup.records)
+        *parts, last = batches(catchup.records)
         for part in parts:
             yield self._envelope(pb.Envelope.SNAPSHOT, 0, part)
         yield self._envelope(pb.Envelope.SNAPSHOT_END, catchup.sequence, last)
@@ -217,18 +216,6 @@ class FleetService(FleetServicer):
 
 def _is_report(record: Record) -> bool:
     return isinstance(record, Granted | TokensSeen | Ended | Learned)
-
-
-def _batches(records: tuple[Record, ...]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
-    size = 0
-    for record in records:
-        batch.append(record)
-        size += weight(record)
-        if size >= _ENVELOPE_BYTES:
-            yield batch
-            batch, size = [], 0
-    yield batch
 
 
 async def listen(service: FleetServicer, *addresses: str) -> tuple[grpc.aio.Server, list[int]]:

@@ -20,12 +20,15 @@ from dataclasses import dataclass, field
 import aiohttp
 from aiohttp import web
 from leadsman.units import Seconds
+from leadsman_fleet.recall import Recall
 from leadsman_fleet.server import listen
+from leadsman_fleet.state import FleetState
 
 from leadsman_operator.fleets import Fleets
 from leadsman_operator.kube import Api
 from leadsman_operator.lease import Candidate, Election
 from leadsman_operator.lessons import LessonBook, Lessons
+from leadsman_operator.objects import Key
 from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.reporter import Reporter
 from leadsman_operator.settings import OperatorSettings
@@ -118,7 +121,7 @@ class Operator:
                 clock=self.clock,
                 timing=self.settings.timing.collect,
                 lessons=await book.load() if book else Lessons(),
-                past=await self._standby.take(),
+                past=await self._standby.take() or await self._recalled(),
             )
             stack.push_async_callback(fleets.stop)
             stack.callback(lambda: self._standby.remember(fleets.states()))
@@ -134,6 +137,19 @@ class Operator:
                 tasks.create_task(self._report(fleets), name="report")
                 if book is not None:
                     tasks.create_task(self._keep(book, fleets), name="lessons")
+
+    async def _recalled(self) -> dict[Key, FleetState]:
+        """Ask pickers what they were told of the pools, for nobody else knows."""
+        pools = {str(key): key for key in self.watching.world().pools}
+        if not pools:
+            return {}
+        recall = Recall(pools, self.clock)
+        server, _ = await listen(recall, self.settings.listen)
+        try:
+            found = await recall.gather(self.settings.timing.recall)
+        finally:
+            await server.stop(None)
+        return {pools[name]: state for name, state in found.items()}
 
     async def _settle(self, fleets: Fleets) -> None:
         with contextlib.suppress(TimeoutError):

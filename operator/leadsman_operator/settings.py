@@ -14,12 +14,14 @@ from leadsman_operator.objects import Key
 class OperatorTiming:
     """gather: how long changes wait for company; status: how often statuses are written at most;
     settle: how long the port stays closed for engines that have not been asked yet;
+    recall: how long pickers are waited for that know what no operator knows any more;
     learn: how often what was learned is kept.
     """
 
     gather: Seconds = 0.05
     status: Seconds = 3.0
     settle: Seconds = 3.0
+    recall: Seconds = 2.0
     learn: Seconds = 30.0
     watch: WatchTiming = field(default_factory=WatchTiming)
     collect: CollectorTiming = field(default_factory=CollectorTiming)
