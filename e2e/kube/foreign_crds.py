@@ -1,0 +1,38 @@
+"""The definitions of what the chart makes for others: gateways' policies, Prometheus' monitors.
+
+They come with the others' Go modules, of which nothing is built.
+"""
+
+import yaml
+
+from .go_programs import module_folder
+
+ISTIO = ("istio.io/api", "v1.31.4", "kubernetes/customresourcedefinitions.gen.yaml")
+ENVOY_GATEWAY = (
+    "github.com/envoyproxy/gateway",
+    "v1.9.1",
+    "charts/gateway-helm/charts/crds/crds/generated/gateway.envoyproxy.io_{}.yaml",
+)
+PROMETHEUS = (
+    "github.com/prometheus-operator/prometheus-operator",
+    "v0.85.0",
+    "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml",
+)
+WANTED = {
+    "destinationrules": ISTIO,
+    "envoyextensionpolicies": ENVOY_GATEWAY,
+    "backendtrafficpolicies": ENVOY_GATEWAY,
+    "servicemonitors": PROMETHEUS,
+}
+
+
+def foreign_crds():
+    """Read the definitions of all that the chart makes for others. Raises NotToBeHadError."""
+    return [_definition(plural, *source) for plural, source in WANTED.items()]
+
+
+def _definition(plural, module, version, path):
+    text = (module_folder(module, version) / path.format(plural)).read_text()
+    named = [one for one in yaml.safe_load_all(text) if one]
+    [found] = [one for one in named if one["spec"]["names"]["plural"] == plural]
+    return found
