@@ -16,14 +16,11 @@ import signal
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kube.control_plane import ControlPlane, kubeconfig
+from kube.probes import is_ready
 from leadsman_bench.processes import dying_with_parent
 
 from . import controllers
@@ -169,12 +166,8 @@ class Kubelet:
 
     def _account(self, pod: dict, folder: Path) -> Path:
         namespace, name = pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"]
-        said = self._post(
-            f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token",
-            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
-        )
         path = folder / "kubeconfig"
-        path.write_text(kubeconfig(self.plane, said["status"]["token"]))
+        path.write_text(kubeconfig(self.plane, self.plane.token_of(namespace, name)))
         return path
 
     def _data(self, pod: dict, kind: str, name: str) -> list[tuple[str, str]]:
@@ -194,11 +187,11 @@ class Kubelet:
             return
         running.probed_at = now
         is_held = UNREADY in pod["metadata"].get("annotations", {})
-        works = not is_held and _answers(probe, container, running.ip)
+        works = not is_held and is_ready(container, running.ip)
         running.failures = 0 if works else running.failures + 1
-        is_ready = works or (running.ready and running.failures < probe.get("failureThreshold", 3))
-        if is_ready != running.ready:
-            running.ready = is_ready
+        ready = works or (running.ready and running.failures < probe.get("failureThreshold", 3))
+        if ready != running.ready:
+            running.ready = ready
             self._tell(path, running)
 
     def _terminate(self, pod: dict, path: str, running: Running | None) -> None:
@@ -262,29 +255,3 @@ class Kubelet:
         status, said = self.plane.ask(method, path, body, **more)
         assert status < 300 or status in (404, 409), (method, path, status, said)
         return said
-
-
-def _answers(probe: dict, container: dict, ip: str) -> bool:
-    if "httpGet" in probe:
-        port = _port(probe["httpGet"]["port"], container)
-        try:
-            with urllib.request.urlopen(
-                f"http://{ip}:{port}{probe['httpGet']['path']}", timeout=1
-            ) as answer:
-                return answer.status == 200
-        except OSError:
-            return False
-    if "grpc" in probe:
-        asked = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
-        with grpc.insecure_channel(f"{ip}:{probe['grpc']['port']}") as channel:
-            try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=1)
-            except grpc.RpcError:
-                return False
-        return answer.status == health_pb2.HealthCheckResponse.SERVING
-    return True
-
-
-def _port(named: str | int, container: dict) -> int:
-    ports = {one.get("name"): one["containerPort"] for one in container.get("ports", [])}
-    return ports.get(named, named)

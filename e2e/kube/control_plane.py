@@ -66,6 +66,14 @@ class ControlPlane:
         except urllib.error.HTTPError as error:
             return error.code, _read(error.read())
 
+    def token_of(self, namespace, account):
+        """Ask for a token of a service account."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        status, said = self.ask("POST", path, body)
+        assert status == 201, said
+        return said["status"]["token"]
+
 
 def _read(said: bytes):
     """Read an error's body: JSON, but where a kind is not served yet."""

@@ -15,15 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 
-import grpc
 import yaml
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from leadsman_bench.processes import answers, children, free_ports, leadsman
+from leadsman_bench.processes import children, free_ports, leadsman
 
 from .conftest import PATIENCE, create, kubeconfig_of
 from .helm import CHART, Helm
 from .names import names
-from .stage import ACCOUNTS, Stage, next_address
+from .probes import is_ready
+from .stage import Stage, next_address
 
 DEPLOYMENTS = "/apis/apps/v1/namespaces/{}/deployments"
 CORE = "/api/v1/namespaces/{}/{}/{}"
@@ -95,7 +94,8 @@ class Release:
     def _add(self, component):
         name = f"{component}-{next(self._numbers)}"
         replica = self._start(component, name, next_address())
-        self.stage.running.until(name, lambda: self._is_ready(component, replica), PATIENCE)
+        [container] = self._spec(component)["containers"]
+        self.stage.running.until(name, lambda: is_ready(container, replica.ip), PATIENCE)
         self.replicas[component].append(replica)
         self._publish(component)
 
@@ -150,31 +150,10 @@ class Release:
 
     def _token(self, component):
         account = self._spec(component)["serviceAccountName"]
-        path = f"{ACCOUNTS.format(self.stage.namespace)}/{account}/token"
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        return create(self.stage.plane, path, body)["status"]["token"]
+        return self.stage.plane.token_of(self.stage.namespace, account)
 
     def _get(self, plural, name):
         return self.stage.get(CORE.format(self.stage.namespace, plural, name))
-
-    def _is_ready(self, component, replica):
-        """Ask as the readiness probe does."""
-        [container] = self._spec(component)["containers"]
-        probe = container["readinessProbe"]
-        ports = {one["name"]: one["containerPort"] for one in container["ports"]}
-        if "httpGet" in probe:
-            where = probe["httpGet"]
-            return answers(f"http://{replica.ip}:{ports[where['port']]}{where['path']}")
-        asked = probe["grpc"]
-        with grpc.insecure_channel(f"{replica.ip}:{asked['port']}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            try:
-                said = stub.Check(
-                    health_pb2.HealthCheckRequest(service=asked["service"]), timeout=2
-                )
-            except grpc.RpcError:
-                return False
-        return said.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @contextmanager

@@ -157,9 +157,7 @@ class Stage:
         for path, body in [(accounts, account), (ROLES, role), (BINDINGS, binding)]:
             status, said = self.plane.ask("POST", path, body)
             assert status in (201, 409), said
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        said = create(self.plane, f"{accounts}/leadsman-operator/token", body)
-        return said["status"]["token"]
+        return self.plane.token_of(self.namespace, "leadsman-operator")
 
 
 class Follower:
