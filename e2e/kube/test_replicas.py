@@ -7,6 +7,7 @@ they predicted and what became of it are in their journals, whose times are of o
 import json
 from bisect import bisect_left, insort
 from collections import Counter
+from contextlib import contextmanager
 from statistics import mean
 
 import pytest
@@ -14,13 +15,14 @@ from leadsman_bench.envoy import running_envoy
 
 from .conftest import PATIENCE, within
 from .front import Front
+from .redis_server import RedisServer, needs_redis
 from .release import LABELS, installed
 from .traffic import steady
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SPEEDS = ("1", "1", "1.5", "2")
-BACKENDS = {"grpc": {}}
-"""The chart's values for each way in which replicas hear of each other."""
+BACKENDS = ("grpc", pytest.param("redis", marks=needs_redis))
+"""The ways in which replicas hear of each other."""
 ROUNDS = 2
 REQUESTS = 300
 RATE = 30.0
@@ -31,14 +33,31 @@ COMPONENT = "picker-chat"
 @pytest.fixture(params=BACKENDS)
 def release(request, helm_path, plane, tmp_path):
     """A release with engines and an operator, and no pickers yet; gives it and its gateway."""
-    values, namespace = BACKENDS[request.param], f"replicas-{request.param}"
-    with installed(helm_path, plane, tmp_path, namespace, **values) as release:
+    namespace = f"replicas-{request.param}"
+    with (
+        _state_by(request.param, tmp_path) as values,
+        installed(helm_path, plane, tmp_path, namespace, **values) as release,
+    ):
         stage = release.stage
         for number, speed in enumerate(SPEEDS):
             stage.pod(f"engine-{number}", stage.engine("--speed", speed), labels=LABELS)
         release.run("operator")
         with running_envoy(Front(release.service(COMPONENT), release.names.address)) as envoy:
             yield release, envoy.url
+
+
+@contextmanager
+def _state_by(backend, folder):
+    """Have a Redis where one is needed; gives the chart's values."""
+    if backend == "grpc":
+        yield {}
+        return
+    redis = RedisServer(folder)
+    redis.start()
+    try:
+        yield {"state": {"backend": "redis", "redis": {"url": redis.url}}}
+    finally:
+        redis.stop()
 
 
 @pytest.mark.slow
