@@ -31,10 +31,18 @@ def context() -> "zmq.Context[zmq.Socket[bytes]]":
 
 
 def arrived(socket: "zmq.Socket[bytes]", limit: int | None = None) -> Iterator[Frames]:
-    """Give the messages that have come already, `limit` at most."""
+    """Give the messages that have come already, `limit` at most.
+
+    A frame knows whether more follow, and to ask the socket takes as long as to read it.
+    """
     given = 0
     while (limit is None or given < limit) and int(socket.getsockopt(zmq.EVENTS)) & _POLLIN:
-        yield socket.recv_multipart(zmq.NOBLOCK)
+        frame = socket.recv(zmq.NOBLOCK, copy=False)
+        frames = [frame.bytes]
+        while frame.more:
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
+            frames.append(frame.bytes)
+        yield frames
         given += 1
 
 
