@@ -85,11 +85,12 @@ def _cheapest(
 def _look(soundings: Soundings, best: int) -> int | None:
     """Find who has idled longest of those passed over, where it costs no more than a look may."""
     candidates, now = soundings.candidates, soundings.now
-    best_ttft, most = soundings.sound(best).price.ttft, candidates.looks.affordable(now)
-    if most <= same(best_ttft):
-        return None
-    more = soundings.floors - best_ttft
     rested = candidates.idle_since <= now - REST
+    most = candidates.looks.affordable(now)
+    if most <= SAME_SECONDS or not rested.any():
+        return None
+    best_ttft = soundings.sound(best).price.ttft
+    more = soundings.floors - best_ttft
     is_short = soundings.floors <= MOST
     places = np.flatnonzero(rested & is_short & (more > same(best_ttft)) & (more <= most))
     if not len(places):
