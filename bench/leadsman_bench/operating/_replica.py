@@ -26,7 +26,7 @@ async def follow(address: str, pool: str, workers: int) -> None:
         if isinstance(record, KvEvents) and record.engine_time:
             ages.append(time.time() - record.engine_time)
 
-    client = FleetClient(Target(address=address, replica="bench", pool=pool), hear)
+    client = FleetClient(Target(address=address, replica="bench", pool=pool, hands_back=True), hear)
     following = asyncio.create_task(client.run())
     await client.synced.wait()
     while len(fleet.workers) < workers:  # noqa: ASYNC110  # it tells nobody when it is
