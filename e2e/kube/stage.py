@@ -12,9 +12,10 @@ from pathlib import Path
 
 import yaml
 from leadsman.curve import fingerprint
-from leadsman.records import Learned, WorkerGone, WorkerSeen
+from leadsman.records import KvEvents, Learned, Stored, WorkerGone, WorkerSeen
 from leadsman_bench.processes import answers, free_ports, leadsman
 from leadsman_fleet.client import ClientTiming, FleetClient, Target
+from leadsman_fleet.state import FleetState
 from leadsman_operator.lessons import Lessons
 
 from .conftest import PATIENCE, PODS, create, kubeconfig_of
@@ -166,11 +167,13 @@ class Follower:
     def __init__(self, address, pool):
         self.workers = {}
         self.gone = []
+        self.state = FleetState()
         target = Target(address=address, replica="test", pool=pool)
         timing = ClientTiming(linger=0.0, retry=0.2)
         self.client = FleetClient(target, self._hear, timing=timing)
 
     def _hear(self, record):
+        self.state.apply(record)
         match record:
             case WorkerSeen():
                 self.workers[record.worker] = record
@@ -204,6 +207,16 @@ async def following(address, pool) -> AsyncIterator[Follower]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def blocks(state):
+    """Say what each worker holds, as often as it holds it."""
+    held = {}
+    for record in state.snapshot():
+        if isinstance(record, KvEvents):
+            stored = [one for one in record.events if isinstance(one, Stored)]
+            held[record.worker] = sorted(int(key) for one in stored for key in one.keys)
+    return held
 
 
 async def until(is_so, say=lambda: None):

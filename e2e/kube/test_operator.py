@@ -11,7 +11,7 @@ from leadsman_engines.profile import EMPTY_PROFILE
 from leadsman_operator.lease import LeaseTiming
 
 from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, profile
-from .stage import Stage, following, until
+from .stage import Stage, blocks, following, until
 
 EVENTS = "/api/v1/namespaces/{}/events"
 OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/{}/inferenceobjectives"
@@ -270,6 +270,32 @@ async def test_where_the_leader_ends_another_takes_over_and_no_worker_is_lost(se
         await until(lambda: fleet.client.epoch != epoch, serving_words(serving))
         await until(lambda: fleet.readiness() == there, fleet.readiness)
         assert fleet.gone == []
+
+
+async def test_a_lone_operator_that_was_killed_hears_from_pickers_what_caches_hold(serving):
+    ip = serving.engine("--speed", "50")
+    serving.pod("first", ip)
+    address = serving.operator("first-operator")
+    async with aiohttp.ClientSession() as http, following(address, chat(serving)) as fleet:
+        base = f"http://{ip}:{serving.port}"
+        [rank] = (await discover(http, base, EMPTY_PROFILE)).ranks
+        serving.picker(address, "chat", rank.settings.model)
+        body = {"model": rank.settings.model, "prompt": "word " * 400, "max_tokens": 1}
+        async with http.post(f"{base}/v1/completions", json=body) as answer:
+            assert answer.status == 200
+        await until(lambda: any(blocks(fleet.state).values()))
+        await asyncio.sleep(1.0)
+        held = blocks(fleet.state)
+
+    engine = serving.running.pid(f"engine-{ip}-{serving.port}")
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        os.kill(serving.running.pid("first-operator"), signal.SIGKILL)
+        serving.operator("second-operator", "--listen", address)
+        async with following(address, chat(serving)) as fleet:
+            await until(lambda: blocks(fleet.state) == held, serving_words(serving))
+    finally:
+        os.kill(engine, signal.SIGCONT)
 
 
 def serving_words(stage):

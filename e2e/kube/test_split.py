@@ -15,7 +15,7 @@ import time
 
 import aiohttp
 import pytest
-from leadsman.records import KvEvents, Stored, WorkerGone, WorkerSeen
+from leadsman.records import WorkerGone, WorkerSeen
 from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_bench.processes import free_ports
@@ -30,7 +30,7 @@ from leadsman_operator.seats import SEATS, Shares
 
 from .conftest import OURS, PATIENCE, POOLS, budget, create, pool
 from .redis_server import RedisServer, needs_redis
-from .stage import Stage, following, until
+from .stage import Stage, blocks, following, until
 
 pytestmark = needs_redis
 AWAY = float(os.environ.get("REDIS_AWAY", "3"))
@@ -202,16 +202,6 @@ async def asked_anew(endpoints):
         await collectors.set([Endpoint(url=f"http://{one}") for one in endpoints])
         yield state
         await collectors.stop()
-
-
-def blocks(state):
-    """Say what each worker holds, as often as it holds it."""
-    held = {}
-    for record in state.snapshot():
-        if isinstance(record, KvEvents):
-            stored = [one for one in record.events if isinstance(one, Stored)]
-            held[record.worker] = sorted(int(key) for one in stored for key in one.keys)
-    return held
 
 
 @contextlib.asynccontextmanager
