@@ -85,5 +85,5 @@ def resident(pid: int) -> int:
 
 def _ages(folder: Path) -> list[list[float]]:
     lines = (folder / "replica.log").read_text().splitlines()
-    said: list[dict[str, Any]] = [json.loads(one) for one in lines if one.endswith("}")]
+    said: list[dict[str, Any]] = [json.loads(one) for one in lines if one[:1] + one[-1:] == "{}"]
     return [one["ages"] for one in said if "ages" in one]
