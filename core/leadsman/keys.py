@@ -92,8 +92,7 @@ def extend_keys(
     if depth == 0:
         return np.empty(0, dtype=np.uint64)
     blocks = tokens[: depth * block_size].reshape(depth, block_size)
-    # Unlike a product of matrices it widens the tokens in passing, not all of them first.
-    hashes: Keys = np.einsum("ij,j->i", blocks, _multipliers(block_size))
+    hashes: Keys = np.vecdot(blocks, _multipliers(block_size))
     hashes += np.uint64(_size_term(block_size))
     for item in items:
         if 0 <= item.offset < depth * block_size:

@@ -25,7 +25,6 @@ _FIRST_SAMPLE: Final = 64
 _GROWTH: Final = 4
 _LONG: Final = 1024
 """Blocks from which on samples cost less than they spare."""
-_BITS: Final = np.arange(64, dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ def leading_runs(
     bound = _bound(keys, table, tiers, credited)
     runs = _runs(keys[:bound], table, tiers, credited)
     _note_ends(runs, credited, depths)
-    depths[_columns(runs[-1])] = bound
+    depths[_bits(runs[-1])] = bound
     return depths
 
 
@@ -85,11 +84,13 @@ def _note_ends(runs: Words, credited: Words, depths: Depths) -> None:
     """Write the depth at which each column is lost."""
     lost = np.concatenate([credited[None], runs[:-1]])
     lost ^= runs
-    at = lost.reshape(-1).nonzero()[0]
-    which, bits = (lost.reshape(-1)[at, None] >> _BITS & np.uint64(1)).nonzero()
-    blocks, words = np.divmod(at[which], credited.size)
-    depths[64 * words + bits] = blocks
+    words = lost.reshape(-1)
+    at = words.nonzero()[0]
+    bits = _bits(words[at])
+    blocks, word = np.divmod(at[bits >> 6], credited.size)
+    depths[64 * word + (bits & 63)] = blocks
 
 
-def _columns(words: Words) -> npt.NDArray[np.int64]:
-    return np.unpackbits(words.view(np.uint8), bitorder="little").nonzero()[0]
+def _bits(words: Words) -> npt.NDArray[np.int64]:
+    """Say which bits are set, of all words in a row."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_).nonzero()[0]

@@ -48,6 +48,7 @@ class SingleKeyTable(KeyTable):
             if self.live > self._limit:
                 self._rebuild()
             self._insert_one(key, row)
+            self._names[row] = key
         return row
 
     def drop_one(self, slot: int) -> None:
@@ -56,6 +57,7 @@ class SingleKeyTable(KeyTable):
         self._note_pass((key >> 32) * self._buckets >> 32, slot // WIDE)
         self._flat[slot] = 0
         self._rows[slot] = 0
+        self._names[row] = 0
         self.live -= 1
         if self._freed == self._free.size:
             self._free = np.resize(self._free, max(64, (self._freed + 1) * 5 // 4))
@@ -68,6 +70,7 @@ class SingleKeyTable(KeyTable):
             self._freed -= 1
             return int(self._free[self._freed])
         self.rows_made += 1
+        self._make_room()
         return self.rows_made - 1
 
     def _insert_one(self, key: BlockKey, row: int) -> None:

@@ -6,6 +6,11 @@ key whose bucket is full goes to the next one, and each bucket counts how many k
 so that a search ends where nobody passed, and a removal leaves no mark behind. There is nothing
 to sweep: only growth and shrinking lay the table out anew.
 
+Each row's key is kept beside, so that a row can be guessed: blocks that were stored together mostly
+have rows in sequence, and a guess costs a read of neighbours where a search costs one of a bucket
+somewhere in memory. Of many keys every 64th is searched, those between two are guessed from the one
+before, or else from the one behind, and whoever's guesses are wrong is searched.
+
 Keys come well mixed from `leadsman.keys`: their upper half is the position, monotone, so sorted
 keys are laid out without a search. It ignores hostile keys: without the deployment's secret
 nobody can aim at a bucket. A row is given out once and reused after `drop`; row 0 is nobody's,
@@ -28,6 +33,11 @@ BATCH: Final = 1024
 """Keys that one pass takes: enough to share its fixed cost, few enough to stay in the cache."""
 
 WIDE: Final = 8
+_STRIDE: Final = 64
+"""Of so many keys one is searched and the others are guessed from it."""
+_MANY: Final = 16 * _STRIDE
+"""Keys from which on guessing costs less than it spares."""
+_AHEAD: Final = np.arange(_STRIDE)
 _LIMIT: Final = 0.55
 _LOAD: Final = 0.44
 _PLACES: Final = np.uint64(0x0001020304050607)
@@ -55,12 +65,15 @@ class KeyTable:
         self.rows_made = 1
         self._free = np.empty(0, dtype=np.int32)
         self._freed = 0
+        self._names: Keys = np.zeros(BATCH, dtype=np.uint64)
         self._allocate(0)
 
     @property
     def nbytes(self) -> int:
         """Bytes held by the arrays."""
-        return sum(a.nbytes for a in (self._keys, self._rows, self._passed, self._free))
+        return sum(
+            a.nbytes for a in (self._keys, self._rows, self._passed, self._free, self._names)
+        )
 
     def find(self, keys: Keys) -> Numbers:
         """Find each key's slot; the one behind the last, whose row is 0, where it has none."""
@@ -72,17 +85,36 @@ class KeyTable:
 
     def rows(self, keys: Keys) -> Numbers:
         """Find each key's row; 0 where it has none. Reads only."""
-        return self.rows_at(self.find(keys))
+        if keys.size < _MANY:
+            return self.rows_at(self.find(keys))
+        following = keys[1::_STRIDE]
+        found = self.rows_at(self.find(keys[::_STRIDE]))
+        if 2 * self._wrong(found[: following.size] + 1, following).size > following.size:
+            return self.rows_at(self.find(keys))
+        rows: Numbers = (found[:, None] + _AHEAD).reshape(-1)[: keys.size]
+        wrong = self._wrong(rows, keys)
+        behind = np.append(found[1:], 0)[wrong // _STRIDE]
+        rows[wrong] = behind - _STRIDE + wrong % _STRIDE
+        wrong = wrong[self._wrong(rows[wrong], keys[wrong])]
+        if wrong.size:
+            rows[wrong] = self.rows_at(self.find(keys[wrong]))
+        return rows
+
+    def _wrong(self, rows: Numbers, keys: Keys) -> Numbers:
+        """Say which rows are not those of their keys."""
+        wrong: Numbers = (self._names.take(rows, mode="clip") != keys).nonzero()[0]
+        return wrong
 
     def add(self, keys: Keys) -> Numbers:
         """Find each of some distinct keys' row, giving a new one to a key that has none."""
-        rows = self.rows(keys)
+        rows = self.rows_at(self.find(keys))
         lacking = (rows == 0).nonzero()[0]
         if lacking.size:
-            given = self._take_rows(lacking.size)
+            given, new = self._take_rows(lacking.size), keys[lacking]
             if self.live > self._limit:
                 self._rebuild()
-            self._insert(keys[lacking], given)
+            self._insert(new, given)
+            self._names[given] = new
             rows[lacking] = given
         return rows
 
@@ -94,6 +126,7 @@ class KeyTable:
             self._note_pass(int(home[away]), int(bucket[away]))
         self._flat[slots] = 0
         self._rows[slots] = 0
+        self._names[rows] = 0
         self.live -= rows.size
         if self._freed + rows.size > self._free.size:
             self._free = np.resize(self._free, max(64, (self._freed + rows.size) * 5 // 4))
@@ -101,18 +134,12 @@ class KeyTable:
         self._freed += rows.size
 
     def slots_of(self, rows: Numbers) -> Numbers:
-        """Find the slots of rows by a pass over the table: for sweeping changes only."""
-        wanted = np.zeros(self.rows_made, dtype=np.bool_)
-        wanted[rows] = True
-        slots = self._rows.nonzero()[0]
-        return slots[wanted[self._rows.take(slots)]]
+        """Find the slots of rows that somebody has."""
+        return self.find(self._names.take(rows))
 
     def keys_by_row(self) -> Keys:
         """Read the key of each row, shape (rows made,); 0 for a row that nobody has."""
-        slots = self._rows.nonzero()[0]
-        keys = np.zeros(self.rows_made, dtype=np.uint64)
-        keys[self._rows.take(slots)] = self._flat.take(slots)
-        return keys
+        return self._names[: self.rows_made]
 
     def is_sparse(self) -> bool:
         """Tell whether `compact` would give back most of the memory."""
@@ -124,6 +151,8 @@ class KeyTable:
         old = self.rows_at(slots)
         self._rows[slots] = np.arange(1, slots.size + 1)
         self.rows_made = slots.size + 1
+        self._names = np.zeros(max(BATCH, self.rows_made * 5 // 4), dtype=np.uint64)
+        self._names[1 : self.rows_made] = self._flat.take(slots)
         self._free, self._freed = np.empty(0, dtype=np.int32), 0
         self._rebuild()
         return np.concatenate([np.zeros(1, dtype=np.int64), old])
@@ -134,6 +163,8 @@ class KeyTable:
         keys = self._flat.take(slots)
         assert np.array_equal(slots, self._rows.nonzero()[0])
         assert np.array_equal(self.find(keys), slots)
+        assert np.array_equal(self._names.take(self._rows.take(slots)), keys)
+        assert np.count_nonzero(self._names) == keys.size, "a row given back has no key"
         assert slots.size == self.live <= self._limit
         everyone = np.concatenate([self._rows.take(slots), self._free[: self._freed]])
         assert np.array_equal(np.sort(everyone), np.arange(1, self.rows_made))
@@ -203,11 +234,18 @@ class KeyTable:
         self._freed -= reused
         self.live += number
         first, self.rows_made = self.rows_made, self.rows_made + number - reused
+        self._make_room()
         made = np.arange(first, self.rows_made)
         if not reused:
             return made
-        again = self._free[self._freed : self._freed + reused].astype(np.int64)
+        again = np.sort(self._free[self._freed : self._freed + reused]).astype(np.int64)
         return np.concatenate([again, made])
+
+    def _make_room(self) -> None:
+        """Have a place for the key of each row made."""
+        if self.rows_made > self._names.size:
+            more = np.zeros(self.rows_made * 5 // 4 - self._names.size, dtype=np.uint64)
+            self._names = np.concatenate([self._names, more])
 
     def _rebuild(self) -> None:
         """Lay all keys out anew, in as many buckets as suit the number that is to be live."""

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from leadsman.index import CacheIndex
 from leadsman.keys import mix
 from leadsman.records import GPU, Cleared, Removed, Stored, Trust
-from leadsman.single import FEW
+from leadsman.single import FEW, SingleKeyTable
 from leadsman.units import WorkerId
 
 A, B = WorkerId("a:1"), WorkerId("b:1")
@@ -369,6 +369,21 @@ def test_steady_churn_does_not_grow_the_index():
 
     index.check()
     assert index.nbytes <= 1.3 * before
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2900), st.integers(1, 1500)), max_size=12))
+def test_rows_of_many_keys_are_those_of_each_however_they_came_to_lie(changes):
+    table, prompt = SingleKeyTable(), np.random.default_rng(6).integers(1, 2**64, 3000, np.uint64)
+
+    for adds, start, length in changes:
+        some = prompt[start : start + length]
+        slots = table.find(some)
+        (table.add(some) if adds else table.drop(slots[table.rows_at(slots) != 0]))
+
+    table.check()
+    singly = [table.row_at(table.find_one(key)) for key in prompt.tolist()]
+    assert table.rows(prompt).tolist() == singly
+    assert table.rows(prompt[::-1].copy()).tolist() == singly[::-1]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 60)), max_size=40))
