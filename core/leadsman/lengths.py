@@ -55,6 +55,8 @@ _FAMILY_STEP = 0.25
 _BINS = PER_OCTAVE * 21
 _EDGES: Floats = 2.0 ** (np.arange(_BINS + 1) / PER_OCTAVE)
 _LOGISTIC_SD = math.pi / math.sqrt(3.0)
+_RAREST = 1e-4
+"""A rank is no nearer to either end than this: on the logistic scale they are infinitely far."""
 _HEAVY = 1e12
 
 
@@ -107,11 +109,13 @@ class Lengths:
 
     def below(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> Floats:
         """Give the chance that an answer is shorter than each edge, shape (edges,): from 0 to 1."""
-        weights = self._under(max_tokens) + CAP_EVIDENCE * self._unit / self._all.sum() * self._all
+        weights = self._all * (CAP_EVIDENCE * self._unit / float(np.add.reduce(self._all)))
+        weights += self._under(max_tokens)
         if family is not None and (known := self._families.get(family)) is not None:
             weights *= self._tilt(*known)
-        below = np.zeros(_BINS + 1)
-        np.cumsum(weights, out=below[1:])
+        below: Floats = np.empty(_BINS + 1)
+        below[0] = 0.0
+        np.add.accumulate(weights, out=below[1:])
         below /= below[-1]
         return below
 
@@ -125,17 +129,30 @@ class Lengths:
     def _z(self) -> Floats:
         """Give each bin's rank among all answers on the logistic scale: mean 0, variance 1."""
         if self._ranks is None:
-            share = (np.cumsum(self._all) - 0.5 * self._all) / self._all.sum()
-            share = np.clip(share, 1e-4, 1.0 - 1e-4)
-            self._ranks = np.log(share / (1.0 - share)) / _LOGISTIC_SD
+            ranks: Floats = np.add.accumulate(self._all)
+            everyone = float(ranks[-1])
+            ranks -= 0.5 * self._all
+            np.maximum(ranks, _RAREST * everyone, out=ranks)
+            np.minimum(ranks, (1.0 - _RAREST) * everyone, out=ranks)
+            ranks /= everyone - ranks
+            np.log(ranks, out=ranks)
+            ranks /= _LOGISTIC_SD
+            self._ranks = ranks
         return self._ranks
 
     # -- families ------------------------------------------------------------------------------
 
     def _tilt(self, average: float, answers: int) -> Floats:
+        """Give the weight of each bin, but for a factor that all have.
+
+        exp(z^2 / 2 - (z - mean)^2 / 2 variance), without what is the same for every z.
+        """
         mean, z = self._predicted(_shrunk(average, answers)), self._z()
         variance = min(max(self._left_over / self._pairs, 0.05), 1.0)
-        tilt: Floats = np.exp(0.5 * (z * z - (z - mean) ** 2 / variance))
+        tilt: Floats = z * (0.5 - 0.5 / variance)
+        tilt += mean / variance
+        tilt *= z
+        np.exp(tilt, out=tilt)
         return tilt
 
     def _predicted(self, guess: float) -> float:

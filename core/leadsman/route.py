@@ -111,12 +111,16 @@ def same(seconds: Seconds) -> Seconds:
 def by_floor(floors: Floats, among: Ints, rng: Random) -> Iterator[int]:
     """Walk candidates in the order of their floors, those of the same floor at random.
 
-    Of a group of the same floor at most MOST_REPLAYS are given: no more can be asked.
+    Of a group of the same floor at most MOST_REPLAYS are given: no more can be asked. Each is drawn
+    as it is asked for, since the first is mostly enough.
     """
     order = among[floors[among].argsort()]
     places, ranked = order.tolist(), floors[order].tolist()
     start = 0
     while start < len(places):
         end = bisect_right(ranked, ranked[start] + same(ranked[start]), start)
-        yield from rng.sample(places[start:end], min(end - start, MOST_REPLAYS))
+        for at in range(start, min(end, start + MOST_REPLAYS)):
+            drawn = at + int(rng.random() * (end - at))
+            places[at], places[drawn] = places[drawn], places[at]
+            yield places[at]
         start = end
