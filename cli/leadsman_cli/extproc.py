@@ -16,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 import uvloop
+from leadsman_extproc.garbage import settle
 from leadsman_operator.manifest import ManifestError, read_manifest
 
 from leadsman_cli.config import PickerConfig, load_models
@@ -74,6 +75,7 @@ async def _serve(plan: PickerPlan, target: tuple[str, str]) -> None:
         parts = picker(plan, http, target)
         follower = follow(stack, parts)
         server = await stack.enter_async_context(parts.service.run())
+        settle()
         log.info("serving", extra={"port": server.port, "pool": target[1]})
         await told.wait(follower)
         log.info("draining", extra={"in_flight": len(parts.service.grants)})

@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 import uvloop
 from leadsman.fleet import Fleet
+from leadsman_extproc.garbage import settle
 from leadsman_extproc.models import ServedModel
 from leadsman_extproc.serve import Service
 from leadsman_extproc.server import Server
@@ -129,6 +130,7 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
 async def _until_told(plan: Plan) -> None:
     told = ToldToStop()
     async with serving(plan) as running:
+        settle()
         log.info("serving", extra={"port": running.server.port, "fleet": running.fleet_ports})
         await told.wait(running.follower)
         log.info("draining", extra={"in_flight": len(running.service.grants)})

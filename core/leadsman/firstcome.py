@@ -59,7 +59,7 @@ class FirstCome(Running):
     """
 
     __slots__ = (
-        "_budget", "_cache", "_is_whole", "_kept", "_mine", "_now", "_slots", "_soonest",
+        "_budget", "_is_whole", "_kept", "_mine", "_mirror", "_now", "_slots", "_soonest",
         "_target", "_weights", "before", "clock", "entered", "latest", "place", "prefill", "queue",
         "scheduled_at", "sees_all",
     )  # fmt: skip
@@ -73,6 +73,7 @@ class FirstCome(Running):
         behind: Seq | None = None,
     ) -> None:
         super().__init__(mirror)
+        self._mirror = mirror
         replay, settings = mirror.replay, mirror.settings
         self._budget, self._slots = settings.max_num_batched_tokens, settings.max_num_seqs
         self._is_whole = settings.reserve_full_isl
@@ -93,12 +94,12 @@ class FirstCome(Running):
             seq = replay.prefilling[0]
             self.prefill = Passage(seq, seq.target, seq.computed, seq.blocks)
             self.entered[seq.id] = self.prefill
-        self._cache = FutureCache(mirror, self)
 
     def run(self) -> Forecast | None:
         """Run until the target has its first token. None: ask the replay."""
+        cache = FutureCache(self._mirror, self)  # not kept: it points back here
         for _ in range(MOST_EVENTS):
-            if not self._advance(self._steps()):
+            if not self._advance(self._steps(), cache):
                 return None
             if self.scheduled_at is not None:
                 mine = self.entered[self._target.id]
@@ -134,7 +135,7 @@ class FirstCome(Running):
 
     # -- to the next event -----------------------------------------------------------------------
 
-    def _advance(self, steps: int) -> bool:  # noqa: C901  # the hot loop: calls cost more
+    def _advance(self, steps: int, cache: FutureCache) -> bool:  # noqa: C901  # the hot loop: calls cost more
         """Run so many steps, of which the last may be unlike the others; False: ask the replay."""
         t0, a, b, t_d, e, s = self._weights
         decodes, prefill, size = self.decodes, self.prefill, self._size
@@ -171,7 +172,7 @@ class FirstCome(Running):
         began = None if self.sees_all else self._began(steps, seconds, prefill, chunk)
         if spare and not self.is_refused and (self.sees_all or steps == 1):
             place, running = self.place, seconds
-            seconds += self._admit(spare, finals)
+            seconds += self._admit(spare, finals, cache)
             if self.place > self._mine and self.scheduled_at is None:
                 self.scheduled_at = self._began(steps, running, prefill, chunk)
             if is_idle and place == self.place:
@@ -223,7 +224,7 @@ class FirstCome(Running):
             return self.before
         return self.clock
 
-    def _admit(self, spare: Tokens, finals: list[Passage]) -> Seconds:
+    def _admit(self, spare: Tokens, finals: list[Passage], cache: FutureCache) -> Seconds:
         """Admit from the head of the queue; returns what the chunks add to the step."""
         _, a, b, _, _, _ = self._weights
         size, is_whole, queue, place = self._size, self._is_whole, self.queue, self.place
@@ -233,7 +234,7 @@ class FirstCome(Running):
             seq = queue[place]
             if seq.visible_at > visible:
                 break
-            hit, pinned = self._cache.lookup(seq) if slots > 0 else NOTHING
+            hit, pinned = cache.lookup(seq) if slots > 0 else NOTHING
             target = seq.prompt + seq.generated
             n = min(target - hit, spare)
             computed = hit + n

@@ -1,3 +1,5 @@
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import event, given
@@ -176,3 +178,16 @@ def test_a_queued_prompt_takes_three_rounds_even_where_blocks_run_short():
     ten, twenty = (events(*queued([100_000] * n, num_blocks=40_000)) for n in (10, 20))
 
     assert twenty - ten <= 3 * 10
+
+
+@profile(max_examples=50)
+@given(asked())
+def test_a_forecast_leaves_nothing_for_the_garbage_collector_to_find(one):
+    gc.collect()
+    gc.disable()
+
+    forecast(one.mirror, one.target, one.weights, one.now, one.behind)
+
+    found = gc.collect()
+    gc.enable()
+    assert found == 0

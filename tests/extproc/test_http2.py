@@ -1,5 +1,6 @@
 """The gRPC server frame by frame, against a peer that writes its own."""
 
+import gc
 import struct
 
 import hpack
@@ -282,6 +283,25 @@ def test_calls_whose_connection_is_lost_are_gone_once_each():
 
     assert [receiver.goodbyes for receiver in peer.receivers] == [1, 1]
     assert peer.those_open == set()
+
+
+@pytest.mark.parametrize(
+    "ending", [data(1, flags=frames.END_STREAM), data(1, b"finish"), frames.rst_stream(1, 8)]
+)
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_call_that_is_over_leaves_nothing_for_the_garbage_collector_to_find(ending, window):
+    peer = Peer(window=window)
+    gc.collect()
+    gc.disable()
+
+    peer.send(peer.headers(1) + data(1, b"more than three bytes") + ending)
+    peer.send(frames.rst_stream(1, ErrorCode.CANCEL))
+    peer.receivers.clear()
+
+    found = gc.collect()
+    gc.enable()
+    assert peer.connection.open_calls == 0
+    assert found == 0
 
 
 def test_a_compressed_message_is_unimplemented():

@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
             return
         # A peer holds us to its old windows until it has the acknowledgement: that goes first.
         self._outflow.put(frames.SETTINGS_ACK)
-        self._outflow.adopt(payload, [stream.outlet for stream in self._streams.values()])
+        self._outflow.adopt(payload, list(self._streams.values()))
 
     def _ping(self, flags: int, _number: int, payload: bytes) -> None:
         if not flags & frames.ACK:
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol):
         if number == 0:
             self._outflow.grant(more)
         elif stream is not None:
-            self._outflow.grant_one(stream.outlet, more)
+            self._outflow.grant_one(stream, more)
 
     # -- what we owe the peer -----------------------------------------------------------------
 

@@ -11,8 +11,9 @@ Source: RFC 9113, sections 5.2 and 6.9.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from leadsman_extproc.http2 import frames
@@ -23,20 +24,24 @@ _JOINED: Final = 65536
 """Bytes up to which one copy is cheaper than a list of pieces for the kernel."""
 
 
-class Outlet:
+class Outlet(ABC):
     """One stream's side of it: what its peer lets it send, and what waits for that.
 
-    drained: called when nothing waits any more.
+    A stream is one, rather than has one that calls it back: so it is freed with its last frame, and
+    leaves nothing for the garbage collector to find.
     """
 
-    __slots__ = ("drained", "last", "number", "waiting", "window")
+    __slots__ = ("last", "number", "waiting", "window")
 
-    def __init__(self, number: int, window: int, drained: Callable[[], None]) -> None:
+    def __init__(self, number: int, window: int) -> None:
         self.number = number
         self.window = window
-        self.drained = drained
         self.waiting: deque[memoryview] = deque()
         self.last = b""
+
+    @abstractmethod
+    def drained(self) -> None:
+        """Take note that nothing waits any more."""
 
 
 class Outflow:

@@ -28,7 +28,7 @@ WINDOW: Final = 16 * 2**20
 """Bytes that a peer may have under way on one stream: a long prompt never waits for a grant."""
 
 
-class Stream:
+class Stream(Outlet):
     """A stream from its first frame to its last; is the `Call` of whoever handles it.
 
     closed: called with the stream's number when nothing more will be sent on it.
@@ -43,11 +43,10 @@ class Stream:
         "_owed",
         "_reader",
         "_receiver",
-        "outlet",
     )
 
     def __init__(self, number: int, outflow: Outflow, closed: Callable[[int], None]) -> None:
-        self.outlet = Outlet(number, outflow.initial_window, self._drained)
+        super().__init__(number, outflow.initial_window)
         self._outflow = outflow
         self._closed = closed
         self._reader = MessageReader()
@@ -68,7 +67,7 @@ class Stream:
         pieces: list[bytes] = []
         for message in messages:
             pieces += (PREFIX.pack(0, len(message)), message)
-        self._outflow.send(self.outlet, before, pieces)
+        self._outflow.send(self, before, pieces)
 
     def finish(self, status: Status = Status.OK, why: str = "") -> None:
         """End the call."""
@@ -81,10 +80,10 @@ class Stream:
         block = written(fields) if self._is_answered else ANSWER_HEADERS + written(fields)
         last = self._headers(block, frames.END_STREAM)
         if not self._is_whole:
-            last += frames.rst_stream(self.outlet.number, ErrorCode.NO_ERROR)
-        self._outflow.end(self.outlet, last)
-        if not self.outlet.waiting:
-            self._closed(self.outlet.number)
+            last += frames.rst_stream(self.number, ErrorCode.NO_ERROR)
+        self._outflow.end(self, last)
+        if not self.waiting:
+            self._closed(self.number)
         self._take_leave()
 
     # -- as a stream --------------------------------------------------------------------------
@@ -103,7 +102,7 @@ class Stream:
                 self._hand_over(data, start, stop)
             except CompressedError:
                 self.finish(Status.UNIMPLEMENTED, "compressed messages are not read")
-        if self._owed >= WINDOW // 2 and not self.outlet.waiting:
+        if self._owed >= WINDOW // 2 and not self.waiting:
             self._let_send()
 
     def end(self) -> None:
@@ -115,7 +114,7 @@ class Stream:
     def reset(self) -> None:
         """Take note that the stream is no more."""
         self._is_over = True
-        self._outflow.forget(self.outlet)
+        self._outflow.forget(self)
         self._take_leave()
 
     def _hand_over(self, data: bytes, start: int, stop: int) -> None:
@@ -141,15 +140,16 @@ class Stream:
 
     def _headers(self, block: bytes, flags: int) -> bytes:
         flags |= frames.END_HEADERS
-        return frames.head(len(block), frames.HEADERS, flags, self.outlet.number) + block
+        return frames.head(len(block), frames.HEADERS, flags, self.number) + block
 
-    def _drained(self) -> None:
+    def drained(self) -> None:
+        """Close what is over; else let the peer send again."""
         if self._is_over:
-            self._closed(self.outlet.number)
+            self._closed(self.number)
         elif self._owed >= WINDOW // 2:
             self._let_send()
 
     def _let_send(self) -> None:
         if not self._is_whole:
-            self._outflow.put(frames.window_update(self.outlet.number, self._owed))
+            self._outflow.put(frames.window_update(self.number, self._owed))
         self._owed = 0
