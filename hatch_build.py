@@ -18,13 +18,16 @@ ROOT = Path(__file__).parent
 GROUP = "leadsman"
 HOT = {
     "core/leadsman": (
-        "candidates copies crowd decide ends exact families firstcome fleet followers future "
-        "ghosts holding lengths line looks mirror pool prefixes pricing replay residuals route "
-        "running schedulers sequence serving sglang sglang_budget sglang_decode sglang_queue "
-        "skipping standing stepping steptime tables together windows worker"
+        "admit candidates copies crowd decide ends exact families firstcome fleet followers future "
+        "ghosts holding keys lengths line looks mirror pool prefixes pricing replay residuals "
+        "route running schedulers sequence serving sglang sglang_budget sglang_decode "
+        "sglang_queue skipping standing stepping steptime tables together windows worker"
     ),
     "extproc/leadsman_extproc/http2": "calls connection frames headers messages outflow stream",
-    "extproc/leadsman_extproc": "events exchange picking session verdict wire",
+    "extproc/leadsman_extproc": (
+        "bodies chat events exchange fields gather grants messages_api models own_tokens picking "
+        "prompts reading segments session sse templates verdict watch wire wishes"
+    ),
 }
 
 

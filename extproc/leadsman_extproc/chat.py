@@ -20,7 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from leadsman_extproc.body import JsonObject
-from leadsman_extproc.templates import Chat, ChatTemplate, ContentFormat, TemplateError
+from leadsman_extproc.shapes import Chat
+from leadsman_extproc.templates import ChatTemplate, ContentFormat, TemplateError
 
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _PLAIN_ROLES: Final = frozenset({"user", "assistant"})

@@ -1,20 +1,11 @@
 """The request as it is gathered from its pieces, and as it is given back to Envoy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import msgspec
 
 from leadsman_extproc import wire
 from leadsman_extproc.events import RequestHeaders
-
-
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole request that waits for a verdict. `body` is None where it was above the cap."""
-
-    headers: Mapping[str, str]
-    body: bytes | None
-    subset: frozenset[str] | None
+from leadsman_extproc.shapes import Asked
 
 
 @dataclass(slots=True)

@@ -18,17 +18,11 @@ from leadsman_extproc.body import ChatPrompt, JsonObject, MessagesPrompt
 from leadsman_extproc.chat import chat, media
 from leadsman_extproc.messages_api import as_chat
 from leadsman_extproc.segments import SegmentCache
-from leadsman_extproc.templates import Chat, ChatTemplate, TemplateError
+from leadsman_extproc.shapes import Chat, Rendered
+from leadsman_extproc.templates import ChatTemplate, TemplateError
 from leadsman_extproc.tokenizer import Tokenizer, cut_points, load_tokenizer
 
 CACHE_BYTES: Final = 512 * 2**20
-
-
-class Rendered(msgspec.Struct, frozen=True, kw_only=True):
-    """The text that an engine tokenizes; `media`: items that add tokens which only it knows."""
-
-    text: bytes
-    media: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from leadsman_extproc.asking import Question, question
 from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import Body, ChatPrompt, Prompt, RawPrompts
 from leadsman_extproc.chat import media
-from leadsman_extproc.models import ModelText, Rendered, ServedModel
-from leadsman_extproc.segments import Plan
+from leadsman_extproc.models import ModelText, ServedModel
+from leadsman_extproc.shapes import Plan, Rendered
 from leadsman_extproc.templates import TemplateError
 
 LOG: Final = logging.getLogger(__name__)

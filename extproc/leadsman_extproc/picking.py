@@ -26,7 +26,6 @@ from leadsman.units import RequestId, Seconds
 from leadsman_extproc import conformance
 from leadsman_extproc.bodies import api_of
 from leadsman_extproc.body import Api, BadRequest, NotForUs
-from leadsman_extproc.gather import Asked
 from leadsman_extproc.grants import Grants, granted
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.ports import (
@@ -40,6 +39,7 @@ from leadsman_extproc.ports import (
 )
 from leadsman_extproc.refusals import bad_request, refusal, too_large
 from leadsman_extproc.settings import Settings
+from leadsman_extproc.shapes import Asked
 from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
 from leadsman_extproc.workers import Workers
 

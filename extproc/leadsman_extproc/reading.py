@@ -35,8 +35,8 @@ from leadsman_extproc.own_tokens import OwnTokens, wraps
 from leadsman_extproc.parity import LARGEST, Parity, Sample
 from leadsman_extproc.ports import Arrival, Read, ReadRequest
 from leadsman_extproc.prompts import Prompt
-from leadsman_extproc.segments import Plan
-from leadsman_extproc.wishes import HeaderNames, Wishes, read_wishes
+from leadsman_extproc.shapes import Pending
+from leadsman_extproc.wishes import HeaderNames, read_wishes
 
 FIRST_BYTES_PER_TOKEN: Final = 4.0
 _TOKENS_PER_MEDIUM: Final = 1000
@@ -51,25 +51,6 @@ class Tokenize(Protocol):
     async def __call__(self, model: str, question: Question) -> TokenIds | None:
         """Return the ids, special tokens included."""
         ...
-
-
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is read but not tokenized.
-
-    plans: texts to tokenize; ids: prompts that came as ids; both empty where only the engine can
-    say. media: items that add tokens of their own. needs_offload: `finish` is worth a thread.
-    """
-
-    arrival: Arrival
-    body: Body
-    wishes: Wishes
-    model: str
-    adapter: str | None
-    wraps: bool = False
-    plans: Sequence[Plan] = ()
-    ids: Sequence[TokenIds] = ()
-    media: int = 0
-    needs_offload: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

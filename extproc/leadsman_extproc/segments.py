@@ -12,15 +12,15 @@ spared most of it: see `prompts`.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from threading import Lock
 from typing import Final
 
-import msgspec
 from leadsman.units import TokenIds
 
 from leadsman_extproc.prompts import Prompt, PromptMemory
+from leadsman_extproc.shapes import Plan
 from leadsman_extproc.tokenizer import Encode
 
 SHORTEST: Final = 512
@@ -28,24 +28,6 @@ LONG: Final = 16 * SHORTEST
 """Bytes of a text below which its pieces are looked up as cheaply as a whole prompt."""
 _OVERHEAD: Final = 300
 """Bytes that a piece costs beside its text and its ids: two objects and a place in a table."""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """A text cut into pieces, and the ids of those that were known.
-
-    base: a remembered prompt whose first `shared` pieces are the text's; `pieces` are the rest.
-    """
-
-    pieces: Sequence[bytes]
-    known: Sequence[TokenIds | None]
-    base: Prompt | None = None
-    shared: int = 0
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes that are still to be tokenized."""
-        pairs = zip(self.pieces, self.known, strict=True)
-        return sum(len(piece) for piece, ids in pairs if ids is None)
 
 
 class SegmentCache:

@@ -46,9 +46,10 @@ from leadsman_extproc.events import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from leadsman_extproc.gather import Asked, Gathered
+from leadsman_extproc.gather import Gathered
 from leadsman_extproc.grants import Grant
 from leadsman_extproc.refusals import Reply
+from leadsman_extproc.shapes import Asked
 from leadsman_extproc.watch import Watch
 
 Answers: TypeAlias = Sequence[bytes]
@@ -59,6 +60,11 @@ READABLE = frozenset({BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED})
 request is routed by load at its headers."""
 
 _NO_RESPONSE = ResponseHeaders(0, "", from_upstream=False, served=None, end_of_stream=False)
+
+
+def go_on(_: ResponseHeaders) -> bytes:
+    """Let a response pass."""
+    return wire.GO_ON_RESPONSE_HEADERS
 
 
 class State(Enum):
@@ -87,7 +93,7 @@ class Session:
         max_body: int,
         ends_early: bool,
         watching: Callable[[Grant, ResponseHeaders, Seconds], Watch],
-        on_response: Callable[[ResponseHeaders], bytes] = lambda _: wire.GO_ON_RESPONSE_HEADERS,
+        on_response: Callable[[ResponseHeaders], bytes] = go_on,
     ) -> None:
         self.state = State.OPEN
         self._max_body = max_body

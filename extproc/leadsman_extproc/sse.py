@@ -15,12 +15,13 @@ SGLang serving_chat.py, whose full queue is an error event in a 200 stream.
 """
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from leadsman.units import Tokens
 
 from leadsman_extproc.grants import Usage
+from leadsman_extproc.told import Delta, Event, Message, UsageReport, decode_event
 
 TAIL: Final = 65536
 """Bytes kept of an answer that is no stream: its usage stands at its end."""
@@ -29,55 +30,8 @@ _REFUSING_TYPES: Final = frozenset({"overloaded_error", "rate_limit_error"})
 _REFUSING_CODES: Final = frozenset({429, 503, 529})
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _UsageReport(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | list[msgspec.Raw] | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
-    text: str | None = None
-    thinking: str | None = None
-    partial_json: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: str | None = None
-
-
-class _Message(msgspec.Struct):
-    usage: _UsageReport | None = None
-
-
-class _Event(msgspec.Struct):
-    """One event of any of the APIs, or a whole answer: only what is read of it."""
-
-    type: str | None = None
-    choices: list[_Choice] = msgspec.field(default_factory=list)
-    delta: _Delta | None = None
-    usage: _UsageReport | None = None
-    message: _Message | str | None = None
-    error: Any = None
-    object: str | None = None
-    code: Any = None
-
-
 _JSON: Final = json.JSONDecoder()
 _USAGE: Final = b'"usage":'
-_DECODE: Final = msgspec.json.Decoder(_Event).decode
 
 
 class ResponseScan:
@@ -164,7 +118,7 @@ class ResponseScan:
 
     def _event(self, data: bytes) -> None:
         try:
-            event = _DECODE(data)
+            event = decode_event(data)
         except (msgspec.DecodeError, RecursionError):
             self.unread_events += 1
             return
@@ -172,7 +126,7 @@ class ResponseScan:
             self.content_events += 1
         if event.usage is not None:
             self._report(event.usage)
-        if isinstance(event.message, _Message) and event.message.usage is not None:
+        if isinstance(event.message, Message) and event.message.usage is not None:
             self._report(event.message.usage)
         if event.error is not None or event.object == "error":
             self.error, self.refuses = _error(event)
@@ -188,11 +142,11 @@ class ResponseScan:
             return
         try:
             told, _ = _JSON.raw_decode(self._tail[at + len(_USAGE) :].decode().lstrip())
-            self._report(msgspec.convert(told, _UsageReport))
+            self._report(msgspec.convert(told, UsageReport))
         except (ValueError, msgspec.ValidationError):
             self.unread_events += 1
 
-    def _report(self, told: _UsageReport) -> None:
+    def _report(self, told: UsageReport) -> None:
         """Take a report of usage; a later one overrides, and what it leaves out stays."""
         details = told.prompt_tokens_details
         cached = told.cache_read_input_tokens if details is None else details.cached_tokens
@@ -208,14 +162,14 @@ class ResponseScan:
         )
 
 
-def _brings_content(event: _Event) -> bool:
+def _brings_content(event: Event) -> bool:
     for choice in event.choices:
         if choice.text or (choice.delta is not None and _says(choice.delta)):
             return True
     return event.type == "content_block_delta" and event.delta is not None and _says(event.delta)
 
 
-def _says(delta: _Delta) -> bool:
+def _says(delta: Delta) -> bool:
     return bool(
         delta.content
         or delta.text
@@ -227,7 +181,7 @@ def _says(delta: _Delta) -> bool:
     )
 
 
-def _error(event: _Event) -> tuple[str, bool]:
+def _error(event: Event) -> tuple[str, bool]:
     """Read what an error event says, and whether it refuses for want of room."""
     told = event.error if isinstance(event.error, dict) else {}
     message = told.get("message", event.error if isinstance(event.error, str) else event.message)

@@ -14,15 +14,15 @@ Source: transformers 5.24 utils/chat_template_utils.py, render_jinja_template, a
 tokenization_utils_base.py, apply_chat_template; vLLM 0.33 renderers/hf.py.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
 
 import jinja2
-import msgspec
 
 from leadsman_extproc.body import JsonObject
 from leadsman_extproc.content_format import iterates_content
 from leadsman_extproc.sandbox import ENVIRONMENT
+from leadsman_extproc.shapes import Chat
 
 ContentFormat: TypeAlias = Literal["string", "openai"]
 
@@ -33,20 +33,6 @@ _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 
 class TemplateError(Exception):
     """A template makes no text of this conversation."""
-
-
-class Chat(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation as templates see it.
-
-    messages: in the shape that `chat.normalized` gives. variables: everything else that the
-    template may name, from the request and from the engine's defaults.
-    """
-
-    messages: Sequence[JsonObject]
-    tools: Sequence[JsonObject] | None = None
-    variables: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
 
 
 class ChatTemplate:

@@ -11,11 +11,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
 from leadsman.units import Seconds
 
 from leadsman_extproc.body import BadRequest, Body
 from leadsman_extproc.fields import queue_wait_bound
+from leadsman_extproc.shapes import Wishes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,6 @@ class HeaderNames:
     ttft_ms: tuple[str, ...] = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
     max_queue_wait_s: tuple[str, ...] = ("x-leadsman-max-queue-wait-s",)
     prefer: tuple[str, ...] = ("x-leadsman-prefer",)
-
-
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the headers of one request say; a bound in the body overrides the header's."""
-
-    tenant: str | None = None
-    session: str | None = None
-    objective: str | None = None
-    ttft_objective: Seconds | None = None
-    max_queue_wait: Seconds | None = None
-    prefers_cache: bool = False
 
 
 def read_wishes(headers: Mapping[str, str], names: HeaderNames, body: Body) -> Wishes | BadRequest:

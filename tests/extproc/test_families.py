@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from leadsman_extproc.body import ChatPrompt
 from leadsman_extproc.chat import chat
 from leadsman_extproc.models import ModelText
-from leadsman_extproc.templates import Chat, TemplateError
+from leadsman_extproc.shapes import Chat
+from leadsman_extproc.templates import TemplateError
 
 from .families import FAMILIES, FEATURES, SPECIALS, bodies
 from .vocabulary import text_of, transformers_tokenizer

@@ -9,11 +9,11 @@ from leadsman.units import WorkerId
 from leadsman_extproc import wire
 from leadsman_extproc.conformance import ECHO, REPORT, SELECTION, report
 from leadsman_extproc.events import ResponseHeaders
-from leadsman_extproc.gather import Asked
 from leadsman_extproc.grants import Grants
 from leadsman_extproc.picking import Picking
 from leadsman_extproc.ports import ReadRequest
 from leadsman_extproc.settings import Settings
+from leadsman_extproc.shapes import Asked
 from leadsman_extproc.verdict import Answer, PassOn, SendOn
 from leadsman_extproc.workers import Workers
 

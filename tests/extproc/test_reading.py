@@ -16,7 +16,8 @@ from leadsman_extproc.asking import Question
 from leadsman_extproc.body import BadRequest, NotForUs
 from leadsman_extproc.models import ModelText, ServedModel, load_model
 from leadsman_extproc.ports import Arrival, Read, ReadRequest
-from leadsman_extproc.reading import Pending, Reader
+from leadsman_extproc.reading import Reader
+from leadsman_extproc.shapes import Pending
 from leadsman_extproc.wishes import HeaderNames
 from tokenizers import AddedToken, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from leadsman_extproc.body import MessagesPrompt
 from leadsman_extproc.chat import chat, media
 from leadsman_extproc.messages_api import as_chat
-from leadsman_extproc.templates import Chat, ChatTemplate, TemplateError
+from leadsman_extproc.shapes import Chat
+from leadsman_extproc.templates import ChatTemplate, TemplateError
 from transformers import PreTrainedTokenizerFast
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}

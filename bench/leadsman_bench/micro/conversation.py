@@ -24,7 +24,8 @@ from leadsman.request import Request
 from leadsman.units import RequestId, Tokens
 from leadsman_extproc.models import ModelText, ServedModel, load_model
 from leadsman_extproc.ports import Arrival
-from leadsman_extproc.reading import Pending, Reader
+from leadsman_extproc.reading import Reader
+from leadsman_extproc.shapes import Pending
 
 MODEL: Final = "deepseek"
 TOKENS: Final[Tokens] = 800_000
