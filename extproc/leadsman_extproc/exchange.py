@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from leadsman_extproc import conformance, wire
 from leadsman_extproc.http2.calls import Call, Receiver, Status
 from leadsman_extproc.picking import Picking
-from leadsman_extproc.session import Answers, Session
+from leadsman_extproc.session import Answers, Session, go_on
 from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
 from leadsman_extproc.watch import Watching
 
@@ -37,12 +37,11 @@ class Processor:
     def process(self, call: Call) -> Receiver:
         """Begin one call."""
         settings = self.picking.settings
-        testing = {"on_response": conformance.report} if settings.conformance else {}
         session = Session(
             max_body=settings.max_body,
             ends_early=settings.ends_early,
             watching=self.watching,
-            **testing,
+            on_response=conformance.report if settings.conformance else go_on,
         )
         self.open_streams += 1
         return Exchange(self, call, session)

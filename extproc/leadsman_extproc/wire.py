@@ -32,6 +32,8 @@ DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 CHUNK = 62_000
+_SHORTEST = 8
+"""Bytes of a header's value above which as many zeros stand nowhere else in a message."""
 
 _LB = "envoy.lb"
 _SUBSET_HINT = "envoy.lb.subset_hint"
@@ -172,6 +174,31 @@ def routed(
 
     headers: more request headers to set. answers: the message that Envoy is waiting on.
     """
+    if len(headers) == 1:
+        for name, text in headers.items():
+            value = text.encode()
+            if len(value) >= _SHORTEST:
+                before, behind = _around(endpoint, name, len(value), answers)
+                return before + value + behind
+    return _routed(endpoint, headers, answers)
+
+
+@lru_cache(maxsize=1024)
+def _around(
+    endpoint: str, name: str, length: int, answers: Literal["headers", "body"]
+) -> tuple[bytes, bytes]:
+    """Serialise what is the same for all requests to one endpoint, whose ids are equally long.
+
+    Building the message costs 10 us, and mostly nothing in it is new but one id.
+    """
+    gap = "\0" * length
+    before, _, behind = _routed(endpoint, {name: gap}, answers).partition(gap.encode())
+    return before, behind
+
+
+def _routed(
+    endpoint: str, headers: Mapping[str, str], answers: Literal["headers", "body"]
+) -> bytes:
     answer = pb.ProcessingResponse()
     part = answer.request_headers if answers == "headers" else answer.request_body
     part.response.clear_route_cache = True

@@ -2,6 +2,8 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
+from hypothesis import given
+from hypothesis import strategies as st
 from leadsman_extproc import wire
 from leadsman_extproc.events import BodyMode, Profile, RequestBody, ResponseHeaders
 
@@ -72,3 +74,22 @@ def test_a_message_of_no_kind_is_nothing_and_bytes_that_are_no_message_are_an_er
 
     with pytest.raises(DecodeError):
         wire.read(b"\xff\xff\xff")
+
+
+ENDPOINTS = st.sampled_from(["10.0.0.1:8000", "[fd00::1]:80", "10.0.0.1:8000,10.0.0.2:8000"])
+HEADERS = st.dictionaries(st.sampled_from(["x-session-id", "x-a", "b"]), st.text(max_size=300))
+
+
+@given(st.lists(st.tuples(ENDPOINTS, HEADERS, st.sampled_from(["headers", "body"])), max_size=6))
+def test_every_request_is_routed_by_its_own_endpoint_and_headers(requests):
+    for endpoint, headers, part in requests:
+        told = pb.ProcessingResponse.FromString(wire.routed(endpoint, headers, answers=part))
+
+        response = getattr(told, f"request_{part}").response
+        options = response.header_mutation.set_headers
+        found = {option.header.key: option.header.raw_value.decode() for option in options}
+        space = told.dynamic_metadata["envoy.lb"]
+        assert found == {wire.DESTINATION: endpoint, **headers}
+        assert {option.append_action for option in options} == {2}
+        assert response.clear_route_cache
+        assert space[wire.DESTINATION] == endpoint
