@@ -88,6 +88,7 @@ crds: install  ## write the custom resources' YAML from their definition in oper
 generate: crds  ## write all that is made from code: CRDs, their reference, dashboard, Envoy's bootstrap
 	$(BIN)/python -m leadsman_operator.crds.reference helm/leadsman docs/reference
 	$(BIN)/python -m leadsman_extproc.dashboard helm/leadsman/files/dashboard.json
+	$(BIN)/python -m leadsman_extproc.metrics_reference docs/reference/metrics.md
 	$(BIN)/python -m leadsman_bench.standalone helm/leadsman/files/envoy.yaml
 
 bench: install  ## predictions in virtual time and the parts' speed, into out/; some 15 minutes
@@ -118,7 +119,7 @@ oracle-sglang: install  ## fuzz the replay against SGLang's own scheduler, into 
 lock:  ## write requirements.lock anew: what every extra resolves to today
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --quiet -e '.[operator,redis,demo,dev]'
+	build/lock/bin/pip install --quiet -e '.[operator,redis,demo,grade,dev]'
 	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > requirements.lock
 	rm -rf build/lock
 

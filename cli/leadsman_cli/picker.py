@@ -67,7 +67,7 @@ def picker(
     """
     address, pool = target
     fleet = Fleet()
-    counts = Counts(trust=fleet.trust)
+    counts = Counts(trust=fleet.trust, conditions=fleet.conditions, pool=pool)
     engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
     parity = Parity(counts=counts, every=plan.settings.parity_every)
     reader = Reader(
@@ -99,6 +99,7 @@ def picker(
         report=client.report,
         settings=plan.settings,
         counts=counts,
+        secret=plan.secret,
     )
     return PickerParts(service=service, fleet=fleet, client=client, comparing=comparing)
 

@@ -156,6 +156,8 @@ def refuse(missed: Excess, soundings: Soundings, budget: Budget, rng: Random) ->
         bound=missed.bound,
         predicted_wait=missed.predicted,
         candidates=soundings.predictions(),
+        budget=budget,
+        survey=soundings.survey(),
     )
 
 
@@ -187,6 +189,7 @@ def no_endpoint(request: Request, budget: Budget, rng: Random) -> Refused:
         status=budget.status(Reason.NO_ENDPOINT),
         retry_after=NO_ENDPOINT_RETRY * (1.0 + rng.random()),
         should_retry=budget.should_retry,
+        budget=budget,
     )
 
 

@@ -16,6 +16,7 @@ from leadsman.looks import Looks
 from leadsman.prediction import Prediction, Price
 from leadsman.request import Request
 from leadsman.returns import Returns
+from leadsman.survey import MOST_TOLD, Survey
 from leadsman.units import Seconds, WorkerId
 
 Floats = npt.NDArray[np.float64]
@@ -131,6 +132,23 @@ class Soundings:
     def predictions(self) -> tuple[Prediction, ...]:
         """Give what was predicted so far, cheapest first."""
         return tuple(self._made[index] for index in self.by_ttft())
+
+    def survey(self) -> Survey:
+        """Say what is known of all without a replay; of one or more candidates."""
+        told, cached = self.candidates, self.candidates.cached
+        order = self.floors.argsort()[:MOST_TOLD]
+        most = int(cached.argmax())
+        return Survey(
+            workers=tuple([told.workers[place].worker for place in order.tolist()]),
+            cached=cached[order].tolist(),
+            own_floors=told.own_floors[order].tolist(),
+            wait_floors=told.wait_floors[order].tolist(),
+            measured=told.measured[order].tolist(),
+            ready=len(told.workers),
+            held=int(cached[most]),
+            holder=told.workers[most].worker,
+            home=told.home,
+        )
 
     def fallbacks(self, chosen: int, most: int = 3) -> tuple[str, ...]:
         """Endpoints to try after the chosen one: by price, then by floor where none was made."""

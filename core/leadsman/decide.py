@@ -12,10 +12,8 @@ from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Soundings
 from leadsman.prediction import Admitted, Decision, Refused
 from leadsman.request import Request
-from leadsman.route import route
+from leadsman.route import Choice, route
 from leadsman.units import Seconds
-
-Because = Literal["cheapest", "home", "cache", "look", "shadow", "probe"]
 
 
 def decide(
@@ -34,18 +32,23 @@ def decide(
     choice = route(soundings, budget, rng)
     verdict = admit(soundings, choice, budget)
     if not isinstance(verdict, Excess):
-        return _admitted(soundings, verdict.index, verdict.because)
+        return _admitted(soundings, budget, verdict)
     refused = refuse(verdict, soundings, budget, rng)
     if budget.mode == "shadow":
-        return _admitted(soundings, choice.index, "shadow", refused)
+        return _admitted(soundings, budget, choice, refused, "shadow")
     if rng.random() < budget.probes:
-        return _admitted(soundings, choice.index, "probe", refused)
+        return _admitted(soundings, budget, choice, refused, "probe")
     return book(refused, verdict, soundings)
 
 
 def _admitted(
-    soundings: Soundings, index: int, because: Because, refusal: Refused | None = None
+    soundings: Soundings,
+    budget: Budget,
+    choice: Choice,
+    refusal: Refused | None = None,
+    set_aside: Literal["shadow", "probe"] | None = None,
 ) -> Admitted:
+    index = choice.index
     worker = soundings.candidates.workers[index]
     return Admitted(
         request=soundings.request.id,
@@ -54,6 +57,8 @@ def _admitted(
         prediction=soundings.sound(index),
         fallbacks=soundings.fallbacks(index),
         candidates=soundings.predictions(),
-        because=because,
+        because=set_aside or choice.because,
         refusal=refusal,
+        budget=budget,
+        survey=soundings.survey(),
     )

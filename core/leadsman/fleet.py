@@ -13,6 +13,7 @@ import numpy as np
 
 from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Ints
+from leadsman.condition import Condition
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
 from leadsman.decide import decide
 from leadsman.families import Families
@@ -111,6 +112,22 @@ class Fleet:
         """Say of each worker how far its cache view is believed, and why."""
         beliefs = ((worker, state.belief) for worker, state in self.workers.items())
         return [(worker, belief.trust, belief.reason) for worker, belief in beliefs]
+
+    def conditions(self) -> list[Condition]:
+        """Say how every worker stands; any thread may ask."""
+        return [
+            Condition(
+                worker=name,
+                model=state.settings.model,
+                ready=state.ready,
+                heard_at=state.heard_at,
+                load=state.load,
+                provenance=state.provenance,
+                curve=state.known.curve,
+                samples=len(state.curves),
+            )
+            for name, state in list(self.workers.items())
+        ]
 
     def in_flight(self) -> dict[WorkerId, int]:
         """Count the requests that are granted and not over by worker; any thread may ask."""

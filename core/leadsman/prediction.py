@@ -6,10 +6,15 @@ A prediction is a distribution, not a point: `expected` is the replay's own answ
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from leadsman.records import Trust
+from leadsman.steptime import StepWeights
+from leadsman.survey import Survey
 from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+
+if TYPE_CHECKING:
+    from leadsman.budget import Budget
 
 Provenance = Literal["own", "borrowed", "unmeasured"]
 
@@ -42,7 +47,8 @@ class Price:
 class Prediction:
     """A price with its uncertainty and everything that went into it.
 
-    queue_wait_bound / ttft_bound: the quantile at the budget's confidence.
+    queue_wait_bound / ttft_bound: the quantile at the budget's confidence. weights: the speed that
+    it was priced with; block_size: of the worker; None where whoever predicts has no such thing.
     """
 
     price: Price
@@ -53,6 +59,8 @@ class Prediction:
     trust: Trust
     trust_reason: str
     state_age: Seconds | None
+    weights: StepWeights | None = None
+    block_size: Tokens | None = None
 
     @property
     def worker(self) -> WorkerId:
@@ -76,6 +84,7 @@ class Admitted:
     """Send the request to `worker`; `fallbacks` are the next best, best first.
 
     refusal: what shadow mode or a probe set aside to admit the request nevertheless.
+    budget, survey: what it was decided by, for its record; None where nothing was weighed.
     """
 
     request: RequestId
@@ -88,11 +97,16 @@ class Admitted:
         "cheapest"
     )
     refusal: "Refused | None" = None
+    budget: "Budget | None" = None
+    survey: Survey | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Refuse the request now. `retry_after`: when the wait is projected to fit, jitter included."""
+    """Refuse the request now. `retry_after`: when the wait is projected to fit, jitter included.
+
+    budget, survey: what it was decided by, for its record; None where nothing was weighed.
+    """
 
     request: RequestId
     reason: Reason
@@ -102,6 +116,8 @@ class Refused:
     bound: Seconds | None = None
     predicted_wait: Seconds | None = None
     candidates: tuple[Prediction, ...] = ()
+    budget: "Budget | None" = None
+    survey: Survey | None = None
 
 
 Decision: TypeAlias = Admitted | Refused

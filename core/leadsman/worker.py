@@ -145,6 +145,8 @@ class WorkerState:
             trust=self.belief.trust,
             trust_reason=self.belief.reason,
             state_age=None if self.heard_at is None else max(0.0, now - self.heard_at),
+            weights=self.weights,
+            block_size=self.settings.block_size,
         )
 
     def standing(self) -> tuple[float, ...]:

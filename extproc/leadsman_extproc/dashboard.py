@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from leadsman_extproc.metrics import BY_LABEL, IN_FLIGHT, PLAIN
+from leadsman_extproc.metrics import BY_LABEL, HISTOGRAMS, IN_FLIGHT, OF_WORKERS, PLAIN
 
 _FROM: Final = '{namespace=~"$namespace", job=~"$job"}'
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -64,13 +64,20 @@ def _shares() -> list[Panel]:
             legend="{{model}}",
             unit="short",
         ),
+        Panel(
+            title="Cache views",
+            text="Workers by how far their cache view is believed.",
+            expression=f"count by (trust) (leadsman_trust{_FROM})",
+            legend="{{trust}}",
+            unit="short",
+        ),
     ]
 
 
 def _counts() -> list[Panel]:
     labelled = [
         Panel(
-            title=name.capitalize(),
+            title=_title(name),
             text=text,
             expression=_rate(name, f" by ({label}) "),
             legend=f"{{{{{label}}}}}",
@@ -79,7 +86,7 @@ def _counts() -> list[Panel]:
     ]
     plain = [
         Panel(
-            title=name.replace("_", " ").capitalize(),
+            title=_title(name),
             text=text,
             expression=_rate(name),
             legend=name,
@@ -88,7 +95,7 @@ def _counts() -> list[Panel]:
     ]
     in_flight = [
         Panel(
-            title=name.replace("_", " ").capitalize(),
+            title=_title(name),
             text=text,
             expression=f"{together} by (worker) (leadsman_{name}{_FROM})",
             legend="{{worker}}",
@@ -96,7 +103,39 @@ def _counts() -> list[Panel]:
         )
         for (name, text), together in zip(IN_FLIGHT.items(), ("sum", "max"), strict=True)
     ]
-    return labelled + plain + in_flight
+    return labelled + plain + in_flight + _distributions() + _of_workers()
+
+
+def _distributions() -> list[Panel]:
+    """Draw each histogram's 99th percentile."""
+    return [
+        Panel(
+            title=_title(name.removesuffix("_seconds")),
+            text=f"{text} 99th percentile.",
+            expression="histogram_quantile(0.99, sum by (le) "
+            f"(rate(leadsman_{name}_bucket{_FROM}[$__rate_interval])))",
+            legend="p99",
+            unit="s",
+        )
+        for name, text in HISTOGRAMS
+    ]
+
+
+def _of_workers() -> list[Panel]:
+    return [
+        Panel(
+            title=_title(name),
+            text=text,
+            expression=f"max by (worker) (leadsman_{name}{_FROM})",
+            legend="{{worker}}",
+            unit="s" if name.endswith("_seconds") else "short",
+        )
+        for name, (text, _) in OF_WORKERS.items()
+    ]
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
 
 
 def _drawn(panels: Sequence[Panel]) -> list[dict[str, Any]]:

@@ -1,21 +1,52 @@
 """What the picker counts, and its page for Prometheus.
 
 The request path adds to plain integers (0.1 us); the page is rendered from them when it is asked
-for. A prediction counts as graded once its first token was seen.
+for. A prediction counts as graded once its first token was seen. Every family of ours stands in one
+of the tables below, from which the page, the dashboard and docs/reference/metrics.md are made; the
+names that other endpoint pickers export as well are `peer_names`.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from leadsman.units import Seconds, WorkerId
+from leadsman.condition import Condition
+from leadsman.prediction import Admitted, Prediction, Refused
+from leadsman.request import Request
+from leadsman.units import Seconds, Tokens, WorkerId
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+
+from leadsman_extproc.grants import Grant
+from leadsman_extproc.histogram import TOKENS, WAITS, WORK, Histogram
 
 Gauges: TypeAlias = Mapping[str, Callable[[], Mapping[WorkerId, int]]]
 """What each gauge of `IN_FLIGHT` stands at, by worker; asked from another thread."""
+
+MOST_MODELS: Final = 100
+OTHER: Final = "other"
+
+
+@dataclass(slots=True)
+class OfModel:
+    """What is counted of one model's requests. failed: by what they failed of."""
+
+    requests: int = 0
+    running: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    ttft: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    duration: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    cached_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    completion_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
 
 
 @dataclass(slots=True)
@@ -23,41 +54,116 @@ class Counts:
     """Plain counts, each by the label that its name says.
 
     fallbacks: by cause, `deadline` or `error`. within: by limit, of `graded` predictions.
-    parity: comparisons of our tokens with an engine's, by verdict. token_parity: by model, whether
-    they were alike when last compared: False, and its requests are tokenized by an engine. trust:
-    gives each worker, how far its cache view is believed now, and why.
+    quantiles: by confidence, of them those that said a quantile, and quantiles_kept: whose TTFT was
+    within it. parity: comparisons of our tokens with an engine's, by verdict. token_parity: by
+    model, whether they were alike when last compared: False, and its requests are tokenized by an
+    engine. trust: gives each worker, how far its cache view is believed now, and why. conditions:
+    how each stands.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
+    set_aside: Counter[str] = field(default_factory=Counter)
     rejects: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     within: Counter[str] = field(default_factory=Counter)
+    cells: Counter[str] = field(default_factory=Counter)
+    quantiles: Counter[str] = field(default_factory=Counter)
+    quantiles_kept: Counter[str] = field(default_factory=Counter)
+    cache_estimates: Counter[str] = field(default_factory=Counter)
     parity: Counter[str] = field(default_factory=Counter)
     token_parity: dict[str, bool] = field(default_factory=dict)
     trust: Callable[[], Iterable[tuple[str, str, str]]] = tuple
+    conditions: Callable[[], Iterable[Condition]] = tuple
+    pool: str = ""
+    models: dict[str, OfModel] = field(default_factory=dict)
     graded: int = 0
     journal_dropped: int = 0
+    journal_failed: int = 0
+    ttft_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    predicted_ttft_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    error_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    retry_after_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    read_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
+    decide_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
 
-    def grade(self, predicted: Seconds, actual: Seconds) -> None:
-        """Count how far a predicted TTFT was from the real one."""
-        off = abs(predicted - actual)
+    def admitted(self, request: Request, admitted: Admitted) -> None:
+        """Count a request that is sent on."""
+        self.decisions["admitted"] += 1
+        if admitted.refusal is not None:
+            self.set_aside[admitted.refusal.reason] += 1
+        if admitted.prediction is not None:
+            self.predicted_ttft_seconds.observe(admitted.prediction.price.ttft)
+        of = self.of_model(request.model)
+        of.requests += 1
+        of.running += 1
+
+    def refused(self, refused: Refused) -> None:
+        """Count a refusal."""
+        self.decisions["refused"] += 1
+        self.refusals[refused.reason] += 1
+        self.retry_after_seconds.observe(refused.retry_after)
+
+    def ended(self, grant: Grant) -> None:
+        """Count how a granted request ended."""
+        assert grant.outcome is not None
+        self.outcomes[grant.outcome] += 1
+        of, usage = self.of_model(grant.request.model), grant.usage
+        of.running -= 1
+        if grant.outcome != "finished":
+            of.failed[grant.outcome] += 1
+        if grant.ended_at is not None:
+            of.duration.observe(grant.ended_at - grant.sent_at)
+        if grant.ttft is not None:
+            of.ttft.observe(grant.ttft)
+            self.ttft_seconds.observe(grant.ttft)
+        of.prompt_tokens.observe(usage.prompt_tokens or grant.request.prompt_tokens)
+        if usage.cached_tokens is not None:
+            of.cached_tokens.observe(usage.cached_tokens)
+        if usage.completion_tokens is not None:
+            of.completion_tokens.observe(usage.completion_tokens)
+
+    def grade(self, prediction: Prediction, actual: Seconds, found: Tokens | None) -> None:
+        """Count how good a prediction was; found: cached tokens that the engine reported."""
+        off = abs(prediction.price.ttft - actual)
         self.graded += 1
+        self.error_seconds.observe(off)
         self.within["1s"] += off <= 1.0
         self.within["10s"] += off <= 10.0
         self.within["relative"] += off <= max(0.1, 0.15 * actual)
+        confidence = f"{prediction.confidence:g}"
+        self.quantiles[confidence] += 1
+        self.quantiles_kept[confidence] += actual <= prediction.ttft_bound
+        size = prediction.block_size or 1
+        if found is not None:
+            is_match = found // size == prediction.price.cached_tokens // size
+            self.cache_estimates["match" if is_match else "mismatch"] += 1
+
+    def of_model(self, name: str) -> OfModel:
+        """Give the counts of a model; what is too many share one."""
+        name = name or OTHER
+        found = self.models.get(name)
+        if found is None:
+            name = name if len(self.models) < MOST_MODELS else OTHER
+            found = self.models.setdefault(name, OfModel())
+        return found
 
 
 BY_LABEL = (
     ("decisions", "kind", "Requests by what was decided: admitted, refused, passed, rejected."),
     ("refusals", "reason", "Refused requests by reason."),
+    ("set_aside", "reason", "Requests admitted although refused: shadow mode, or a probe."),
     ("rejects", "status", "Requests that could not be read, by status."),
     ("fallbacks", "cause", "Requests sent to the least loaded worker for want of a decision."),
     ("outcomes", "outcome", "Granted requests by how they ended."),
     ("errors", "where", "Errors of our own, by where they were caught."),
     ("within", "limit", "Graded predictions within a limit of the real time to first token."),
+    ("cells", "cell", "Served requests with a bound, by predicted and real side of it."),
+    ("quantiles", "confidence", "Graded predictions by the confidence of their quantile."),
+    ("quantiles_kept", "confidence", "Of these, those whose time was within the quantile."),
+    ("cache_estimates", "verdict", "Credited cache beside what the engine reported, in blocks."),
     ("parity", "verdict", "Prompts whose tokens were compared with an engine's, by verdict."),
 )
 IN_FLIGHT = {
@@ -66,41 +172,102 @@ IN_FLIGHT = {
 }
 PLAIN = (
     ("graded", "Predictions whose first token was seen."),
-    ("journal_dropped", "Journal lines dropped because the disk was too slow."),
+    ("journal_dropped", "Records dropped because the disk was too slow."),
+    ("journal_failed", "Full files of records that could not be written as Parquet."),
 )
+HISTOGRAMS = (
+    ("ttft_seconds", "Real time to first token."),
+    ("predicted_ttft_seconds", "Predicted time to first token, of requests that were sent on."),
+    ("error_seconds", "Predicted less real time to first token, without its sign."),
+    ("retry_after_seconds", "What refused callers were told."),
+    ("read_seconds", "From a request's last byte until it was tokenized and keyed."),
+    ("decide_seconds", "Match, price, route, admit and reserve."),
+)
+OF_WORKERS: Final[Mapping[str, tuple[str, Callable[[Condition, Seconds], float | None]]]] = {
+    "state_age_seconds": (
+        "Since anything was last heard of the worker's cache or load.",
+        lambda one, now: None if one.heard_at is None else max(0.0, now - one.heard_at),
+    ),
+    "ready": ("1 while the worker takes requests.", lambda one, _: one.ready),
+    "measured": (
+        "1 where its speed is its own or that of one like it, 0 where it is a default.",
+        lambda one, _: one.provenance != "unmeasured",
+    ),
+    "curve_samples": ("Isolated requests that its curve rests on.", lambda one, _: one.samples),
+    "curve_overhead_seconds": ("C(0) of its curve.", lambda one, _: one.curve.overhead),
+    "curve_seconds_per_token": ("a of C(N) = overhead + aN + bN².", lambda one, _: one.curve.a),
+    "curve_seconds_per_square_token": ("b of the same.", lambda one, _: one.curve.b),
+    "engine_running": (
+        "Requests that run, by the engine's own word; beside leadsman_in_flight, the ledger's.",
+        lambda one, _: None if one.load is None else one.load.running,
+    ),
+    "engine_waiting": (
+        "Requests that wait, by the engine's own word.",
+        lambda one, _: None if one.load is None else one.load.waiting,
+    ),
+}
+"""Gauges with the label `worker`: what they say, and how they are read; None: not known."""
+
+PARITY: Final = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
+TRUST = "How far each worker's cache view is believed, and why: always 1."
 
 
 class Page(Collector):
     """Renders the counts when Prometheus asks, and such gauges as are given."""
 
-    def __init__(self, counts: Counts, gauges: Gauges | None = None) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        gauges: Gauges | None = None,
+        clock: Callable[[], Seconds] = time.monotonic,
+    ) -> None:
         self._counts = counts
         self._gauges = gauges or {}
+        self._clock = clock
 
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield every count as a counter family, and what is so now as gauges."""
-        for name, label, text in BY_LABEL:
-            family = CounterMetricFamily(f"leadsman_{name}", text, labels=[label])
-            by_label: Counter[str] = getattr(self._counts, name)
-            for value, count in by_label.items():
-                family.add_metric([value], count)
-            yield family
-        for name, text in PLAIN:
-            yield CounterMetricFamily(f"leadsman_{name}", text, value=getattr(self._counts, name))
-        text = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
-        parity = GaugeMetricFamily("leadsman_token_parity", text, labels=["model"])
-        for model, holds in self._counts.token_parity.items():
-            parity.add_metric([model], holds)
-        yield parity
-        text = "How far each worker's cache view is believed, and why: always 1."
-        trust = GaugeMetricFamily("leadsman_trust", text, labels=["worker", "trust", "reason"])
-        for told in self._counts.trust():
-            trust.add_metric(told, 1)
-        yield trust
+    def collect(self) -> Iterator[Metric]:
+        """Yield every count as a counter or histogram family, and what is so now as gauges."""
+        yield from self._counted()
+        yield from self._of_workers()
         for name, counted in self._gauges.items():
             gauge = GaugeMetricFamily(f"leadsman_{name}", IN_FLIGHT[name], labels=["worker"])
             for worker, requests in counted().items():
                 gauge.add_metric([worker], requests)
+            yield gauge
+        from leadsman_extproc.peer_names import families  # noqa: PLC0415  # it reads Counts
+
+        yield from families(self._counts)
+
+    def _counted(self) -> Iterator[Metric]:
+        for name, label, text in BY_LABEL:
+            family = CounterMetricFamily(f"leadsman_{name}", text, labels=[label])
+            by_label: Counter[str] = getattr(self._counts, name)
+            for value, count in list(by_label.items()):
+                family.add_metric([value], count)
+            yield family
+        for name, text in PLAIN:
+            yield CounterMetricFamily(f"leadsman_{name}", text, value=getattr(self._counts, name))
+        for name, text in HISTOGRAMS:
+            seen: Histogram = getattr(self._counts, name)
+            yield HistogramMetricFamily(
+                f"leadsman_{name}", text, buckets=seen.buckets(), sum_value=seen.sum
+            )
+
+    def _of_workers(self) -> Iterator[Metric]:
+        parity = GaugeMetricFamily("leadsman_token_parity", PARITY, labels=["model"])
+        for model, holds in list(self._counts.token_parity.items()):
+            parity.add_metric([model], holds)
+        yield parity
+        trust = GaugeMetricFamily("leadsman_trust", TRUST, labels=["worker", "trust", "reason"])
+        for told in self._counts.trust():
+            trust.add_metric(told, 1)
+        yield trust
+        now, conditions = self._clock(), list(self._counts.conditions())
+        for name, (text, read) in OF_WORKERS.items():
+            gauge = GaugeMetricFamily(f"leadsman_{name}", text, labels=["worker"])
+            for one in conditions:
+                if (value := read(one, now)) is not None:
+                    gauge.add_metric([one.worker], value)
             yield gauge
 
 

@@ -1,93 +1,44 @@
 """Predictions beside what became of them, kept off the request path.
 
-The request path appends to a bounded queue (a full one drops, and counts the drop); a thread of
-its own writes `decisions.jsonl` and `outcomes.jsonl` a few times a second, and lets the event
-loop run after every few lines. Neither file holds a word of a prompt.
+The request path appends to queues that are bounded in bytes (a full one drops, and counts the
+drop); a thread of its own writes rows (`rows`) to files (`journal`) a few times a second, and lets
+the event loop run after every few lines.
 
-A grant that is over is `Served`: the predicted time to first token beside the real one, and
-the credited cache beside the reused one. Times are seconds on the picker's own clock.
+Of ordinary requests a share is kept, chosen by their ids, so that a decision and its outcome are
+kept together and all replicas choose alike; each such outcome counts for as many as it stands for.
+What people ask about is always kept: refusals, what shadow mode or a probe set aside, predictions
+that were off by more than `LARGE_ERROR`, and outcomes on the other side of a bound than predicted.
+That a prediction was off is known only at the end; a grant still has its decision then.
 """
 
 import threading
 import time
+import zlib
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
-import msgspec
-from leadsman.prediction import Admitted, Decision, Refused
-from leadsman.records import Outcome
+from leadsman.grade import Cell
+from leadsman.prediction import Admitted, Decision
 from leadsman.request import Request
-from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+from leadsman.units import RequestId, Seconds
 
 from leadsman_extproc.grants import Grant
+from leadsman_extproc.journal import FullFiles, record_files
 from leadsman_extproc.metrics import Counts
+from leadsman_extproc.rows import Hides, allowed, decision_row, encoder, served
+from leadsman_extproc.settings import Recording
 
 FLUSH_EVERY: Final[Seconds] = 0.25
-CAPACITY: Final = 50_000
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""What may wait to be written: of requests that are over, some 20,000 of 8K tokens."""
 BATCH: Final = 16
 """Lines written before the event loop may go on: 0.3 ms. Every hand-over costs some 20 us."""
-Row: TypeAlias = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """One granted request: what was predicted, and what it really was; None is not known.
-
-    ttft_bound: what the real time was not to exceed, at the budget's confidence.
-    """
-
-    request: RequestId
-    worker: WorkerId
-    model: str
-    prompt_tokens: Tokens
-    sent_at: Seconds
-    ended_at: Seconds
-    outcome: Outcome
-    because: str
-    curve: str | None
-    trust: str | None
-    max_queue_wait: Seconds | None
-    predicted_ttft: Seconds | None
-    ttft_bound: Seconds | None
-    predicted_queue_wait: Seconds | None
-    ttft: Seconds | None
-    predicted_cached: Tokens | None
-    cached_tokens: Tokens | None
-    completion_tokens: Tokens | None
-    engine_said: str | None
-
-
-def served(grant: Grant) -> Served:
-    """Put a grant that is over beside its prediction; one that was moved has none any more."""
-    request, admitted, prediction = grant.request, grant.admitted, grant.admitted.prediction
-    stayed = prediction is not None and grant.worker == admitted.worker
-    price = prediction.price if prediction is not None and stayed else None
-    assert grant.outcome is not None
-    assert grant.ended_at is not None
-    return Served(
-        request=request.id,
-        worker=grant.worker,
-        model=request.model,
-        prompt_tokens=request.prompt_tokens,
-        sent_at=grant.sent_at,
-        ended_at=grant.ended_at,
-        outcome=grant.outcome,
-        because=admitted.because,
-        curve=prediction.curve if prediction is not None and stayed else None,
-        trust=prediction.trust if prediction is not None and stayed else None,
-        max_queue_wait=request.max_queue_wait,
-        predicted_ttft=price.ttft if price else None,
-        ttft_bound=prediction.ttft_bound if prediction is not None and stayed else None,
-        predicted_queue_wait=price.queue_wait if price else None,
-        ttft=grant.ttft,
-        predicted_cached=price.cached_tokens if price else None,
-        cached_tokens=grant.usage.cached_tokens,
-        completion_tokens=grant.usage.completion_tokens,
-        engine_said=grant.engine_said,
-    )
+A_ROW: Final = 2048
+A_KEY: Final = 48
+"""Bytes that a request holds: of itself with its predictions, and of each of its block keys."""
+LARGE_ERROR: Final[Seconds] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,49 +47,32 @@ class _Decided:
     decision: Decision
     at: Seconds
 
-    def row(self) -> Row:
-        request, decision = self.request, self.decision
-        return {
-            "request": request.id,
-            "at": self.at,
-            "kind": "admitted" if isinstance(decision, Admitted) else "refused",
-            "model": request.model,
-            "prompt_tokens": request.prompt_tokens,
-            "tokens_are_exact": request.tokens_are_exact,
-            "blocks": {str(size): len(keys) for size, keys in request.keys.items()},
-            "max_tokens": request.max_tokens,
-            "priority": request.priority,
-            "tenant": request.tenant,
-            "session": request.session,
-            "objective": request.objective,
-            "waited": request.waited,
-            "max_queue_wait": request.max_queue_wait,
-            "ttft_objective": request.ttft_objective,
-            "decision": decision,
-        }
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    grant: Grant
+    weight: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Outcomes:
     """Counts and grades every grant that ends; writes files where a folder is given.
 
-    Use as a context manager: leaving writes what is left. `served` and `refusals` stay empty
-    unless they are to be kept.
+    Use as a context manager: leaving writes what is left. key: of the hashes of names.
     """
 
     counts: Counts
     folder: Path | None = None
-    keeps_served: bool = False
-    served: list[Served] = field(default_factory=list)
-    refusals: list[Refused] = field(default_factory=list)
-    _decided: deque[_Decided] = field(default_factory=deque)
-    _ended: deque[Grant] = field(default_factory=deque)
+    recording: Recording = field(default_factory=Recording)
+    key: bytes = b""
+    _waiting: deque[_Decided | _Ended] = field(default_factory=deque)
+    _put: int = 0
+    _taken: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._thread = threading.Thread(target=self._write_for_ever, args=(self.folder,))
             self._thread.start()
         return self
@@ -150,45 +84,107 @@ class Outcomes:
 
     def decided(self, request: Request, decision: Decision, now: Seconds) -> None:
         """Keep a decision with all its inputs."""
-        if self.keeps_served and isinstance(decision, Refused):
-            self.refusals.append(decision)
-        if self._has_room(self._decided):
-            self._decided.append(_Decided(request, decision, now))
+        if self.folder is None:
+            return
+        is_ordinary = isinstance(decision, Admitted) and decision.refusal is None
+        if not is_ordinary or self._is_sampled(request.id):
+            self._keep(_Decided(request, decision, now), request)
 
     def ended(self, grant: Grant) -> None:
         """Keep how a granted request ended, and count how good its prediction was."""
-        assert grant.outcome is not None
-        self.counts.outcomes[grant.outcome] += 1
-        prediction = grant.admitted.prediction
-        if prediction is not None and grant.ttft is not None and grant.worker == prediction.worker:
-            self.counts.grade(prediction.price.ttft, grant.ttft)
-        if self.keeps_served:
-            self.served.append(served(grant))
-        if self._has_room(self._ended):
-            self._ended.append(grant)
-
-    def _has_room(self, waiting: deque[_Decided] | deque[Grant]) -> bool:
+        telling = self._count(grant)
         if self.folder is None:
+            return
+        was_kept = grant.admitted.refusal is not None or self._is_sampled(grant.request.id)
+        if telling and not was_kept:
+            self._keep(_Decided(grant.request, grant.admitted, grant.sent_at), grant.request)
+        if telling or was_kept:
+            weight = _stands_for(grant, 1.0 if telling else self.recording.share)
+            self._keep(_Ended(grant, weight), grant.request)
+
+    def _count(self, grant: Grant) -> bool:
+        """Count an end; says whether it is one that is always kept."""
+        assert grant.outcome is not None
+        self.counts.ended(grant)
+        prediction, ttft = grant.admitted.prediction, grant.ttft
+        if prediction is None or ttft is None or grant.worker != prediction.worker:
             return False
-        if len(waiting) < CAPACITY:
-            return True
-        self.counts.journal_dropped += 1
-        return False
+        self.counts.grade(prediction, ttft, grant.usage.cached_tokens)
+        cell = cell_of(grant)
+        if cell is not None:
+            self.counts.cells[cell] += 1
+        is_broken = cell in {Cell.UNDERPREDICTED, Cell.FALSE_ALARM}
+        return is_broken or abs(prediction.price.ttft - ttft) > LARGE_ERROR
+
+    def _is_sampled(self, request: RequestId) -> bool:
+        share = self.recording.share
+        return share >= 1.0 or zlib.crc32(request.encode()) < share * 2**32
+
+    def _keep(self, row: _Decided | _Ended, request: Request) -> None:
+        size = _size(request)
+        if self._put - self._taken + size > MOST_BYTES:
+            self.counts.journal_dropped += 1
+            return
+        self._put += size
+        self._waiting.append(row)
 
     def _write_for_ever(self, folder: Path) -> None:
-        encode = msgspec.json.Encoder().encode
-        with (
-            (folder / "decisions.jsonl").open("ab") as decisions,
-            (folder / "outcomes.jsonl").open("ab") as outcomes,
-        ):
-            last_round = False
-            while not last_round:
-                last_round = self._stop.wait(FLUSH_EVERY)
-                while self._decided or self._ended:
-                    for _ in range(min(BATCH, len(self._decided))):
-                        decisions.write(encode(self._decided.popleft().row()) + b"\n")
-                    for _ in range(min(BATCH, len(self._ended))):
-                        outcomes.write(encode(served(self._ended.popleft())) + b"\n")
+        recording, encode = self.recording, encoder().encode
+        hides, full = Hides(names=recording.names, key=self.key), None
+        with record_files(folder, recording.full_at) as files:
+            full = FullFiles(folder, recording.form, recording.most_bytes)
+            decisions, outcomes = files["decisions"], files["outcomes"]
+            is_last_round = False
+            while not is_last_round:
+                is_last_round = self._stop.wait(FLUSH_EVERY)
+                epoch = time.time() - time.monotonic()
+                while self._waiting:
+                    for _ in range(min(BATCH, len(self._waiting))):
+                        row = self._waiting.popleft()
+                        if isinstance(row, _Decided):
+                            request = row.request
+                            told = decision_row(request, row.decision, row.at, hides, epoch=epoch)
+                            decisions.write(encode(told) + b"\n")
+                        else:
+                            request = row.grant.request
+                            ended = served(row.grant, weight=row.weight, epoch=epoch)
+                            outcomes.write(encode(ended) + b"\n")
+                        self._taken += _size(request)
                     time.sleep(0)
                 decisions.flush()
                 outcomes.flush()
+                full.tend()
+            full.close()
+            self.counts.journal_failed += full.failed
+
+
+def cell_of(grant: Grant) -> Cell | None:
+    """Say on which side of its bounds a served request was, and was predicted to be.
+
+    None: it has none. A wait is on no wire: it is the real TTFT less the predicted own prefill.
+    """
+    may, prediction = allowed(grant.request, grant.admitted.budget), grant.admitted.prediction
+    if prediction is None or grant.ttft is None or (may.queue_wait is None and may.ttft is None):
+        return None
+    waited = max(0.0, grant.ttft - prediction.price.own_prefill)
+    return Cell.of(
+        predicted_in_time=_keeps(prediction.queue_wait_bound, may.queue_wait)
+        and _keeps(prediction.ttft_bound, may.ttft),
+        was_in_time=_keeps(waited, may.queue_wait) and _keeps(grant.ttft, may.ttft),
+    )
+
+
+def _keeps(seconds: Seconds, allowed_: Seconds | None) -> bool:
+    return allowed_ is None or seconds <= allowed_
+
+
+def _stands_for(grant: Grant, share: float) -> float:
+    """Say for how many an outcome stands: a probe for the refusals that were not probed."""
+    budget = grant.admitted.budget
+    if grant.admitted.because == "probe" and budget is not None and budget.probes:
+        return 1.0 / budget.probes
+    return 1.0 if grant.admitted.refusal is not None else 1.0 / share
+
+
+def _size(request: Request) -> int:
+    return A_ROW + A_KEY * sum(map(len, request.keys.values()))

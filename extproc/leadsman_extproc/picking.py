@@ -141,6 +141,8 @@ class Picking:
             LOG.exception("deciding on a request failed", extra={"request": request.id})
             self.counts.errors["decide"] += 1
             return self._fall_back(request, arrival, "error")
+        self.counts.decide_seconds.observe(self.clock() - now)
+        self.counts.read_seconds.observe(now - arrival.at)
         self.keeps.decided(request, decision, now)
         match decision:
             case Admitted():
@@ -151,7 +153,7 @@ class Picking:
                 assert_never(other)
 
     def _send(self, request: Request, admitted: Admitted, arrival: Arrival) -> SendOn:
-        self.counts.decisions["admitted"] += 1
+        self.counts.admitted(request, admitted)
         now, size = self.clock(), len(arrival.body)
         grant = self.grants.open(request, admitted, now, body_size=size)
         worker = self.workers.of(admitted.worker)
@@ -166,8 +168,7 @@ class Picking:
         return admitted.fallbacks[: self.settings.fallbacks]
 
     def _refuse(self, refused: Refused, api: Api) -> Answer:
-        self.counts.decisions["refused"] += 1
-        self.counts.refusals[refused.reason] += 1
+        self.counts.refused(refused)
         return Answer(refusal(refused, api))
 
     def _reject(self, bad: BadRequest, request: RequestId) -> Answer:
@@ -206,6 +207,7 @@ class Picking:
     def _nowhere(self, arrival: Arrival) -> Answer:
         request = self._estimate(arrival)
         refused = no_endpoint(request, self.budget_for(request, arrival.headers), self.rng)
+        self.keeps.decided(request, refused, self.clock())
         return self._refuse(refused, api_of(arrival.path))
 
     def _subset(self, asked: Asked) -> frozenset[str] | None:

@@ -30,7 +30,7 @@ class Service:
     """One picker. Give `take` every record of the fleet stream; `run` serves until left.
 
     report: tells a record to the other replicas; must not block.
-    keeps_served: keep every outcome in memory too, in `outcomes.served` (for a demonstration).
+    secret: the deployment's; keys the hashes of names in records.
     """
 
     fleet: Picker
@@ -40,7 +40,7 @@ class Service:
     settings: Settings = field(default_factory=Settings)
     clock: Callable[[], Seconds] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
-    keeps_served: bool = False
+    secret: bytes = b""
     counts: Counts = field(default_factory=Counts)
     workers: Workers = field(default_factory=Workers)
     grants: Grants = field(init=False)
@@ -48,7 +48,10 @@ class Service:
 
     def __post_init__(self) -> None:
         self.outcomes = Outcomes(
-            counts=self.counts, folder=self.settings.journal, keeps_served=self.keeps_served
+            counts=self.counts,
+            folder=self.settings.journal,
+            recording=self.settings.recording,
+            key=self.secret,
         )
         self.grants = Grants(emit=self._tell, on_end=self._end)
 

@@ -1,11 +1,50 @@
 """What a picker's operator sets; every default is what its comment measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from leadsman.units import Seconds
 
 from leadsman_extproc.certificates import TlsSource
+from leadsman_extproc.journal import Form, can_write_parquet
+from leadsman_extproc.rows import Names
+
+FILE_BYTES = 256 * 1024 * 1024
+"""Of lines, some 100,000 decisions; 25 MB as Parquet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """How decisions and their outcomes are written. Raises ValueError.
+
+    share: of ordinary requests that are kept; refusals, large errors and broken bounds all are.
+    form: of files that are full. file_bytes: at which one is full; None: never, but for Parquet,
+    where it is FILE_BYTES. most_bytes: of all full files, of which the oldest go; None: no limit.
+    names: how tenants and sessions are written.
+    """
+
+    share: float = 1.0
+    form: Form = "jsonl"
+    file_bytes: int | None = None
+    most_bytes: int | None = None
+    names: Names = "hashed"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share: {self.share} is not above 0 and at most 1")
+        for name in ("file_bytes", "most_bytes"):
+            number = getattr(self, name)
+            if number is not None and number <= 0:
+                raise ValueError(f"{name}: {number} is not a number of bytes")
+        if self.form == "parquet" and not can_write_parquet():
+            raise ValueError("form: parquet needs DuckDB: pip install 'leadsman[grade]'")
+
+    @property
+    def full_at(self) -> int | None:
+        """Bytes at which a file is full; None: never."""
+        if self.form == "parquet" and self.file_bytes is None:
+            return FILE_BYTES
+        return self.file_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +58,7 @@ class Settings:
     decision_deadline: for reading; deciding does not wait. Must stay below Envoy's message_timeout.
     ends_early: end streams after the first token where that is safe; needs the access log.
         False on agentgateway, which answers 500 (agentgateway#3436).
-    journal: folder of decisions.jsonl and outcomes.jsonl.
+    journal: folder of decisions.jsonl and outcomes.jsonl; recording: what goes there, and how.
     fallbacks: endpoints named after the pick, for the gateway to try in order where it cannot reach
         it. 0: only the pick, as gateways need that take the header for one address (ORIGINAL_DST).
     notice: for which new calls are still taken once readiness is lost: as long as it takes until no
@@ -41,4 +80,5 @@ class Settings:
     drain: Seconds = 30.0
     metrics_port: int | None = None
     journal: Path | None = None
+    recording: Recording = field(default_factory=Recording)
     parity_every: Seconds | None = 30.0

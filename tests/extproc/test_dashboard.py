@@ -8,9 +8,7 @@ from pathlib import Path
 import promql_parser
 import pytest
 from leadsman_extproc import dashboard
-from leadsman_extproc.metrics import BY_LABEL, IN_FLIGHT, Counts, Page
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from leadsman_extproc.metrics_reference import everything
 
 CARRIED = Path(__file__).parents[2] / "helm" / "leadsman" / "files" / "dashboard.json"
 BOARD = json.loads(CARRIED.read_text())
@@ -18,17 +16,13 @@ PANELS = [pytest.param(panel, id=panel["title"]) for panel in BOARD["panels"]]
 
 
 def exported():
-    """Give each name that a picker exports, with its labels, once everything has been counted."""
-    counts = Counts()
-    for name, _, _ in BY_LABEL:
-        getattr(counts, name)["any"] = 1
-    counts.token_parity["any"] = True
-    registry = CollectorRegistry()
-    registry.register(Page(counts, dict.fromkeys(IN_FLIGHT, lambda: {"any": 1})))
+    """Give each name of ours that a picker exports, with its labels, once all has been counted."""
     return {
         sample.name: set(sample.labels)
-        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for family in everything()
         for sample in family.samples
+        if family.name.startswith("leadsman_")
+        and (family.type != "histogram" or sample.name.endswith("_bucket"))
     }
 
 

@@ -48,6 +48,10 @@ def admitted():
     )
 
 
+def lines(path):
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
 def serve(kept, *, first_token=3.5, moved=False):
     grants = Grants(emit=lambda record: None, on_end=kept.ended)
     kept.decided(REQUEST, admitted(), 1.0)
@@ -105,18 +109,19 @@ def test_a_prediction_is_counted_by_how_far_it_was_off(first_token, within):
     assert dict(counts.within) == within
 
 
-def test_a_request_that_another_worker_served_does_not_grade_the_prediction():
+def test_a_request_that_another_worker_served_does_not_grade_the_prediction(tmp_path):
     counts = Counts()
-    kept = Outcomes(counts=counts, keeps_served=True)
 
-    serve(kept, moved=True)
+    with Outcomes(counts=counts, folder=tmp_path) as kept:
+        serve(kept, moved=True)
 
+    [outcome] = lines(tmp_path / "outcomes.jsonl")
     assert counts.graded == 0
-    assert (kept.served[0].worker, kept.served[0].predicted_ttft) == ("b", None)
+    assert (outcome["worker"], outcome["predicted_ttft"]) == ("b", None)
 
 
 def test_a_full_queue_drops_and_counts_the_drop(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcomes, "CAPACITY", 1)
+    monkeypatch.setattr(outcomes, "MOST_BYTES", 3000)
     counts = Counts()
     kept = Outcomes(counts=counts, folder=tmp_path)
 
