@@ -89,6 +89,7 @@ generate: crds  ## write all that is made from code: CRDs, their reference, dash
 	$(BIN)/python -m leadsman_operator.crds.reference helm/leadsman docs/reference
 	$(BIN)/python -m leadsman_extproc.dashboard helm/leadsman/files/dashboard.json
 	$(BIN)/python -m leadsman_extproc.metrics_reference docs/reference/metrics.md
+	$(BIN)/python -m leadsman_extproc.alerts helm/leadsman/files/rules.yaml
 	$(BIN)/python -m leadsman_bench.standalone helm/leadsman/files/envoy.yaml
 
 bench: install  ## predictions in virtual time and the parts' speed, into out/; some 15 minutes

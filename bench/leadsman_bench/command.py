@@ -43,6 +43,8 @@ GOALS = {
     "extproc_rps_vs_noop": Goal(ge, 0.70),
     "extproc_p50_vs_noop": Goal(le, 2.0),
     "extproc_220k_rps_vs_noop": Goal(ge, 0.45),
+    "extproc_journal_cost": Goal(le, 0.05),
+    "grade_10m_s": Goal(le, 30, " s"),
     "idle_cpu_64_endpoints": Goal(le, 0.05),
     "operator_lag_p99_s": Goal(le, 0.1, " s"),
     "cold_start_s": Goal(le, 10, " s"),

@@ -25,6 +25,8 @@ from leadsman.prediction import Decision, Prediction, Refused
 from leadsman.records import Outcome, Record
 from leadsman.request import Request
 from leadsman.units import Seconds, WorkerId
+from leadsman_extproc.metrics import Counts as Counted
+from leadsman_extproc.outcomes import Outcomes
 
 from leadsman_bench.chance import Chance, Odds
 from leadsman_bench.conversation import ConversationModel, bundled_model, generate, warped
@@ -32,6 +34,7 @@ from leadsman_bench.offers import capacity, offers
 from leadsman_bench.picture import Mark, Page, draw_all
 from leadsman_bench.report import chances, groups, lines, table, worst
 from leadsman_bench.scenario import FLEETS, MEAN_LOAD, WorkerSpec, arrival, incidents, load_at
+from leadsman_bench.seeing.virtual_records import Recorded
 from leadsman_bench.summary import Counts, Graded, Summary, summarise
 from leadsman_bench.virtual import Offer, Stream, VirtualFleet
 
@@ -168,25 +171,31 @@ class Progress:
             self._stream.write("\n")
 
 
-def simulate(
+def simulate(  # noqa: PLR0913  # what is looked at besides
     length: Length,
     *,
     seed: int,
     specs: Sequence[WorkerSpec],
     progress: Progress | None = None,
     chance: Chance | None = None,
+    journal: Path | None = None,
 ) -> Grades:
-    """Run a fleet of these workers under the conversation model; return the grades."""
+    """Run a fleet of these workers under the conversation model; return the grades.
+
+    journal: a folder for the records that a picker would have left.
+    """
     model = bundled_model()
     grades = Grades()
     picker = LivePicker(Budget(), Random(f"{seed}/decisions"))
-    fleet = VirtualFleet(specs, picker, grades, seed=seed, onlooker=chance)
-    traffic = length.of(_traffic(specs, model, seed))
-    for number, now in enumerate(
-        fleet.run(traffic, incidents(len(specs), Random(f"{seed}/incidents"))), start=1
-    ):
-        if progress is not None:
-            progress.say(number, now)
+    with Outcomes(counts=Counted(), folder=journal) as outcomes:
+        recorded = Recorded(picker, grades, outcomes)
+        fleet = VirtualFleet(specs, recorded, recorded, seed=seed, onlooker=chance)
+        traffic = length.of(_traffic(specs, model, seed))
+        for number, now in enumerate(
+            fleet.run(traffic, incidents(len(specs), Random(f"{seed}/incidents"))), start=1
+        ):
+            if progress is not None:
+                progress.say(number, now)
     return grades
 
 
@@ -214,7 +223,14 @@ def main(argv: list[str]) -> int:
         return 2
     if arguments.chance:
         chance = Chance(bundled_model(), every=arguments.chance, seed=arguments.seed)
-    grades = simulate(length, seed=arguments.seed, specs=specs, progress=progress, chance=chance)
+    grades = simulate(
+        length,
+        seed=arguments.seed,
+        specs=specs,
+        progress=progress,
+        chance=chance,
+        journal=arguments.journal,
+    )
     progress.end()
     summary = grades.summary(len(specs))
     by_chance = {} if chance is None else chance.by_load()
@@ -294,6 +310,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chance", type=int, metavar="N", help="show at every Nth decision what chance leaves"
     )
     parser.add_argument("--worst", type=int, default=0, help="list the so many worst predictions")
+    parser.add_argument("--journal", type=Path, help="leave a picker's records in this folder")
     parser.add_argument("--rows", type=Path, help="write every grade there, one JSON a line")
     return parser
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Final, TypeAlias
 
@@ -68,6 +69,34 @@ def _bench(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _looking(name: str, module: str, argv: list[str]) -> int:
+    """Run a command that reads records; says what to install where it cannot be."""
+    try:
+        command = import_module(f"leadsman_bench.seeing.{module}")
+        return int(command.main(argv))
+    except ModuleNotFoundError as error:
+        print(
+            f"leadsman {name}: no module {error.name!r}: pip install 'leadsman[grade]'",
+            file=sys.stderr,
+        )
+        return 2
+
+
+def _grade(argv: list[str]) -> int:
+    """Say how good the predictions were that pickers recorded: FOLDER ..."""
+    return _looking("grade", "grade_command", argv)
+
+
+def _explain(argv: list[str]) -> int:
+    """Say in a screen why a request was sent where it was, or refused: REQUEST FOLDER ..."""
+    return _looking("explain", "explain", argv)
+
+
+def _replay(argv: list[str]) -> int:
+    """Decide again what pickers decided, by today's code or another budget: FOLDER ..."""
+    return _looking("replay", "replay", argv)
+
+
 def _conformance(argv: list[str]) -> int:
     """Put an endpoint picker to a script of ext_proc exchanges: --target HOST:PORT."""
     from leadsman_bench.conformance import command
@@ -88,6 +117,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "extproc": _extproc,
     "operator": _operator,
     "simulate-engine": _simulate_engine,
+    "grade": _grade,
+    "explain": _explain,
+    "replay": _replay,
     "bench": _bench,
     "conformance": _conformance,
     "version": _version,

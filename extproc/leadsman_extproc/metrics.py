@@ -55,10 +55,10 @@ class Counts:
 
     fallbacks: by cause, `deadline` or `error`. within: by limit, of `graded` predictions.
     quantiles: by confidence, of them those that said a quantile, and quantiles_kept: whose TTFT was
-    within it. parity: comparisons of our tokens with an engine's, by verdict. token_parity: by
-    model, whether they were alike when last compared: False, and its requests are tokenized by an
-    engine. trust: gives each worker, how far its cache view is believed now, and why. conditions:
-    how each stands.
+    within it; quantiles_missable: how many need not be. parity: comparisons of our tokens with an
+    engine's, by verdict. token_parity: by model, whether they were alike when last compared: False,
+    and its requests are tokenized by an engine. trust: gives each worker, how far its cache view is
+    believed now, and why. conditions: how each stands.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -72,6 +72,7 @@ class Counts:
     cells: Counter[str] = field(default_factory=Counter)
     quantiles: Counter[str] = field(default_factory=Counter)
     quantiles_kept: Counter[str] = field(default_factory=Counter)
+    quantiles_missable: dict[str, float] = field(default_factory=dict)
     cache_estimates: Counter[str] = field(default_factory=Counter)
     parity: Counter[str] = field(default_factory=Counter)
     token_parity: dict[str, bool] = field(default_factory=dict)
@@ -136,6 +137,8 @@ class Counts:
         confidence = f"{prediction.confidence:g}"
         self.quantiles[confidence] += 1
         self.quantiles_kept[confidence] += actual <= prediction.ttft_bound
+        missable = self.quantiles_missable.get(confidence, 0.0)
+        self.quantiles_missable[confidence] = missable + 1.0 - prediction.confidence
         size = prediction.block_size or 1
         if found is not None:
             is_match = found // size == prediction.price.cached_tokens // size
@@ -163,6 +166,7 @@ BY_LABEL = (
     ("cells", "cell", "Served requests with a bound, by predicted and real side of it."),
     ("quantiles", "confidence", "Graded predictions by the confidence of their quantile."),
     ("quantiles_kept", "confidence", "Of these, those whose time was within the quantile."),
+    ("quantiles_missable", "confidence", "Of these, how many may miss: the sum of 1 - confidence."),
     ("cache_estimates", "verdict", "Credited cache beside what the engine reported, in blocks."),
     ("parity", "verdict", "Prompts whose tokens were compared with an engine's, by verdict."),
 )
@@ -241,7 +245,7 @@ class Page(Collector):
     def _counted(self) -> Iterator[Metric]:
         for name, label, text in BY_LABEL:
             family = CounterMetricFamily(f"leadsman_{name}", text, labels=[label])
-            by_label: Counter[str] = getattr(self._counts, name)
+            by_label: Mapping[str, float] = getattr(self._counts, name)
             for value, count in list(by_label.items()):
                 family.add_metric([value], count)
             yield family

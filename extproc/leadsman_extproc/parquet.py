@@ -26,6 +26,7 @@ def as_parquet(path: Path) -> Path:
     half = path.with_suffix(".parquet.half")
     with duckdb.connect() as database:
         database.execute("SET threads = 1")
+        database.execute("SET enable_progress_bar = false")
         database.execute("SET memory_limit = $most", {"most": MEMORY})
         database.execute(
             "COPY (SELECT * FROM read_json($lines, columns = $columns, "

@@ -1,0 +1,1 @@
+"""What pickers recorded, looked at afterwards: graded, explained, and decided again."""

@@ -1,0 +1,240 @@
+"""One recorded decision, as it was: read from its row, and decided again by what stands in it.
+
+The worker of a record knows what was predicted of it then. Of one that was not asked only the
+floors are known; they are given as its price, so whoever decides for it has decided on less than a
+replay would have said, and `guessed` says so. At another confidence than the recorded one a bound
+is not known: it is what the worker's recorded errors before that moment give (`Residuals`), which
+is how it was made.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from leadsman.budget import Budget
+from leadsman.candidates import Candidates
+from leadsman.prediction import Prediction, Price, Provenance
+from leadsman.records import Trust
+from leadsman.request import Request
+from leadsman.residuals import Residuals
+from leadsman.steptime import StepWeights
+from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+from leadsman_extproc.rows import DECISIONS
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+NOT_READ: Final = {"blocks", "allowed_queue_wait", "allowed_ttft"}
+COLUMNS: Final = tuple(name for name in DECISIONS if name not in NOT_READ)
+
+
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
+    """`leadsman.survey.Survey`, as it was written."""
+
+    workers: list[str]
+    cached: list[Tokens]
+    own_floors: list[Seconds]
+    wait_floors: list[Seconds]
+    measured: list[bool]
+    ready: int
+    held: Tokens
+    holder: str
+    home: str | None = None
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision, as it was written. Of a budget of another version what is known here is kept."""
+
+    candidates: list[Prediction] = []
+    budget: dict[str, Any] | None = None
+    survey: Survey | None = None
+    worker: str | None = None
+    because: str | None = None
+    refusal: dict[str, Any] | None = None
+    reason: str | None = None
+    status: int | None = None
+    retry_after: Seconds | None = None
+    should_retry: bool | None = None
+    bound: Seconds | None = None
+    predicted_wait: Seconds | None = None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `decisions`."""
+
+    request: str
+    at: Seconds
+    time: Seconds | None
+    kind: str
+    worker: str | None
+    because: str | None
+    reason: str | None
+    model: str
+    prompt_tokens: Tokens
+    tokens_are_exact: bool | None
+    max_tokens: Tokens | None
+    priority: int | None
+    tenant: str | None
+    session: str | None
+    objective: str | None
+    waited: Seconds | None
+    max_queue_wait: Seconds | None
+    ttft_objective: Seconds | None
+    prefers_cache: bool | None
+    decision: Told
+
+    @property
+    def was_admitted(self) -> bool:
+        """Whether it was sent on."""
+        return self.kind == "admitted"
+
+    def as_request(self) -> Request:
+        """Give the request, without its blocks: nobody is asked what he holds again."""
+        return Request(
+            id=RequestId(self.request),
+            model=self.model,
+            prompt_tokens=self.prompt_tokens,
+            arrived_at=self.at,
+            tokens_are_exact=self.tokens_are_exact is not False,
+            waited=self.waited or 0.0,
+            max_tokens=self.max_tokens,
+            priority=self.priority or 0,
+            tenant=self.tenant,
+            session=self.session,
+            objective=self.objective,
+            max_queue_wait=self.max_queue_wait,
+            ttft_objective=self.ttft_objective,
+            prefers_cache=bool(self.prefers_cache),
+        )
+
+    def as_budget(self) -> Budget:
+        """Give the budget that it was decided under. Raises BudgetError."""
+        return msgspec.convert(self.decision.budget or {}, Budget)
+
+
+@dataclass(slots=True, kw_only=True)
+class KnownWorker:
+    """A candidate of which all that is known was recorded; `Candidate` of the core.
+
+    told: its prediction; None where it was not asked. residuals: of its errors before that moment.
+    guessed: whether it was asked for what was not recorded.
+    """
+
+    worker: WorkerId
+    floors: tuple[Seconds, Seconds]
+    cached: Tokens
+    is_measured: bool
+    told: Prediction | None
+    residuals: "WorkerErrors"
+    guessed: bool = False
+
+    @property
+    def endpoint(self) -> str:
+        """Where its requests go, as far as its name says."""
+        return self.worker.partition("#")[0]
+
+    @property
+    def ready(self) -> bool:
+        """Who was no candidate was not recorded."""
+        return True
+
+    def price(self, request: Request, now: Seconds) -> Price:  # noqa: ARG002  # known already
+        """Give the recorded price, else the floors as one."""
+        if self.told is not None:
+            return self.told.price
+        self.guessed = True
+        own, wait = self.floors
+        return Price(
+            worker=self.worker,
+            queue_wait=wait,
+            own_prefill=own,
+            cached_tokens=self.cached,
+            queued_tokens=0,
+            queued_requests=0,
+        )
+
+    def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:  # noqa: ARG002
+        """Give the recorded prediction where it is of this confidence."""
+        told = self.told
+        if told is not None and abs(told.confidence - confidence) < 1e-9:
+            return told
+        curve: Provenance = "own" if self.is_measured else "unmeasured"
+        return Prediction(
+            price=price,
+            confidence=confidence,
+            queue_wait_bound=self.residuals.waits.bound(price.queue_wait, confidence),
+            ttft_bound=self.residuals.ttfts.bound(price.ttft, confidence),
+            curve=curve if told is None else told.curve,
+            trust=Trust.BLIND if told is None else told.trust,
+            trust_reason="" if told is None else told.trust_reason,
+            state_age=None if told is None else told.state_age,
+        )
+
+
+@dataclass(slots=True)
+class WorkerErrors:
+    """The errors of one worker's predictions so far."""
+
+    waits: Residuals = field(default_factory=Residuals)
+    ttfts: Residuals = field(default_factory=Residuals)
+
+
+def candidates_of(row: Row, errors: Mapping[WorkerId, WorkerErrors]) -> Candidates:
+    """Give the candidates as they were then: those that were surveyed, and all that were asked."""
+    told = {one.price.worker: one for one in row.decision.candidates}
+    survey = row.decision.survey
+    names = list(dict.fromkeys([*(survey.workers if survey else ()), *told]))
+    known = [_known(WorkerId(name), told.get(WorkerId(name)), survey) for name in names]
+    for one in known:
+        one.residuals = errors.get(one.worker) or WorkerErrors()
+    home = survey.home if survey is not None else None
+    return Candidates(
+        workers=known,
+        cached=np.array([one.cached for one in known], dtype=np.int64),
+        own_floors=np.array([one.floors[0] for one in known]),
+        wait_floors=np.array([one.floors[1] for one in known]),
+        measured=np.array([one.is_measured for one in known], dtype=np.bool_),
+        all_ready=True,
+        home=None if home is None else WorkerId(home),
+    )
+
+
+def _known(worker: WorkerId, told: Prediction | None, survey: Survey | None) -> KnownWorker:
+    if survey is not None and worker in survey.workers:
+        place = survey.workers.index(worker)
+        floors = survey.own_floors[place], survey.wait_floors[place]
+        cached, is_measured = survey.cached[place], survey.measured[place]
+    else:
+        assert told is not None, "who was not surveyed was asked"
+        price = told.price
+        floors = price.own_prefill, price.queue_wait
+        cached, is_measured = price.cached_tokens, told.curve != "unmeasured"
+    return KnownWorker(
+        worker=worker,
+        floors=floors,
+        cached=cached,
+        is_measured=is_measured,
+        told=told,
+        residuals=WorkerErrors(),
+    )
+
+
+def rows(database: "DuckDBPyConnection", where: str, told: Mapping[str, Any]) -> "Sequence[Row]":
+    """Read the decisions of which `where` holds, in the order of time."""
+    names = ", ".join(f'"{name}"' for name in COLUMNS)
+    query = f"SELECT {names} FROM decisions WHERE {where} ORDER BY time"  # noqa: S608
+    found = database.execute(query, dict(told)).fetchall()
+    return [row_of(dict(zip(COLUMNS, values, strict=True))) for values in found]
+
+
+def row_of(values: Mapping[str, Any]) -> Row:
+    """Read one row: its decision is JSON."""
+    decision = msgspec.json.decode(values["decision"] or "{}", type=Told)
+    return msgspec.convert({**values, "decision": decision}, Row)
+
+
+def weights_of(prediction: Prediction) -> StepWeights | None:
+    """Give the speed that a prediction rests on."""
+    return None if prediction.weights is None else StepWeights(*prediction.weights)

@@ -1,0 +1,78 @@
+"""The records that a picker would have left of a run in virtual time, written as a picker does.
+
+Wrapped around a run's picker and its keeper; everything else stays as it is. `time` is the wall
+clock's as it is now, moved by virtual seconds.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from leadsman.prediction import Decision, Refused
+from leadsman.records import Record
+from leadsman.request import Request
+from leadsman.units import Seconds, WorkerId
+from leadsman_extproc.grants import Grant, Usage
+from leadsman_extproc.outcomes import Outcomes
+
+from leadsman_bench.virtual import Keeper, Offer, Stream
+
+
+class Picks(Protocol):
+    """A run's picker."""
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in a record of fleet state."""
+        ...
+
+    def decide(self, request: Request, now: Seconds) -> Decision:
+        """Admit the request on one worker, or refuse it."""
+        ...
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        ...
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A picker and a keeper that record what passes them."""
+
+    picker: Picks
+    keeper: Keeper
+    outcomes: Outcomes
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in a record of fleet state."""
+        self.picker.apply(record, now)
+
+    def decide(self, request: Request, now: Seconds) -> Decision:
+        """Decide, and record it."""
+        decision = self.picker.decide(request, now)
+        self.outcomes.decided(request, decision, now)
+        return decision
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        return self.picker.wants_witness(worker)
+
+    def ended(self, stream: Stream) -> None:
+        """Record how a stream ended."""
+        self.outcomes.ended(
+            Grant(
+                request=stream.offer.request,
+                admitted=stream.admitted,
+                worker=stream.admitted.worker,
+                endpoint=stream.admitted.endpoint,
+                sent_at=stream.sent_at,
+                first_token_at=stream.first_at,
+                tokens=stream.tokens,
+                ended_at=stream.ended_at,
+                outcome=stream.outcome,
+                usage=Usage(cached_tokens=stream.reused, completion_tokens=stream.tokens),
+            )
+        )
+        self.keeper.ended(stream)
+
+    def refused(self, offer: Offer, refused: Refused) -> None:
+        """Pass a refusal on; it was recorded as it was decided."""
+        self.keeper.refused(offer, refused)
