@@ -69,6 +69,13 @@ def _bench(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def _doctor(argv: list[str]) -> int:
+    """Look at engines and gateway, and say what to change: --config fleet.yaml."""
+    from leadsman_cli.doctor import command
+
+    return command.main(argv)
+
+
 def _looking(name: str, module: str, argv: list[str]) -> int:
     """Run a command that reads records; says what to install where it cannot be."""
     try:
@@ -117,6 +124,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "extproc": _extproc,
     "operator": _operator,
     "simulate-engine": _simulate_engine,
+    "doctor": _doctor,
     "grade": _grade,
     "explain": _explain,
     "replay": _replay,

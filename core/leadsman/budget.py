@@ -84,6 +84,11 @@ class Budget:
             raise BudgetError("mode", f"{self.mode!r} is neither 'enforce' nor 'shadow'")
         self._check_statuses()
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it bounds requests that bring no bound of their own."""
+        return not (self.max_queue_wait is None and self.ttft is None and self.overload is None)
+
     def status(self, reason: Reason) -> int:
         """HTTP status of a refusal for this reason."""
         return self.statuses.get(reason, STATUSES[reason])

@@ -100,8 +100,7 @@ OUTCOMES: Final[Columns] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One granted request: what was predicted, and what it really was; None is not known.
 
     time: when it ended. weight: how many requests it stands for. set_aside: what it would have been
@@ -155,10 +154,15 @@ class Allowed:
     ttft: Seconds | None = None
 
 
+ANYTHING: Final = Allowed()
+
+
 def allowed(request: Request, budget: Budget | None) -> Allowed:
     """Give what is left of a request's bounds once it has waited what it has."""
     if budget is None:
-        return Allowed()
+        return ANYTHING
+    if request.max_queue_wait is None and request.ttft_objective is None and not budget.is_bounded:
+        return ANYTHING
     bounds = bounds_of(request, budget)
     return Allowed(_left(bounds.wait, request.waited), _left(bounds.ttft, request.waited))
 

@@ -1,7 +1,5 @@
 """Grades of recorded outcomes, held against the core's own summary of the same."""
 
-import dataclasses
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -133,11 +131,11 @@ def test_a_report_says_what_the_cores_summary_says(tmp_path_factory, found):
 @given(st.lists(outcomes(), min_size=1, max_size=20), st.integers(2, 9))
 def test_what_stands_for_several_counts_as_often_as_they_would(tmp_path_factory, found, times):
     many = [
-        dataclasses.replace(one, request=f"{one.request}{number}")
+        msgspec.structs.replace(one, request=f"{one.request}{number}")
         for one in found
         for number in range(times)
     ]
-    for_many = [dataclasses.replace(one, weight=float(times)) for one in found]
+    for_many = [msgspec.structs.replace(one, weight=float(times)) for one in found]
 
     one = graded(written(tmp_path_factory.mktemp("a"), many))
     other = graded(written(tmp_path_factory.mktemp("b"), for_many))
@@ -171,9 +169,13 @@ def test_groups_of_a_kind_add_up_to_all(tmp_path_factory, found):
 
 def test_reuse_is_lost_where_routing_or_the_engine_lost_it(tmp_path, base):
     found = [
-        dataclasses.replace(base, request="a", held=1600, predicted_cached=960, cached_tokens=960),
-        dataclasses.replace(base, request="b", held=800, predicted_cached=800, cached_tokens=320),
-        dataclasses.replace(base, request="c", held=0, predicted_cached=0, cached_tokens=160),
+        msgspec.structs.replace(
+            base, request="a", held=1600, predicted_cached=960, cached_tokens=960
+        ),
+        msgspec.structs.replace(
+            base, request="b", held=800, predicted_cached=800, cached_tokens=320
+        ),
+        msgspec.structs.replace(base, request="c", held=0, predicted_cached=0, cached_tokens=160),
     ]
 
     [reuse] = graded(written(tmp_path, found)).reuse
@@ -184,9 +186,9 @@ def test_reuse_is_lost_where_routing_or_the_engine_lost_it(tmp_path, base):
 
 def test_only_what_was_asked_for_is_graded(tmp_path, base):
     found = [
-        dataclasses.replace(base, request="a", model="m", time=1.7e9),
-        dataclasses.replace(base, request="b", model="m", time=1.7e9 + 7200),
-        dataclasses.replace(base, request="c", model="n", time=1.7e9 + 7200),
+        msgspec.structs.replace(base, request="a", model="m", time=1.7e9),
+        msgspec.structs.replace(base, request="b", model="m", time=1.7e9 + 7200),
+        msgspec.structs.replace(base, request="c", model="n", time=1.7e9 + 7200),
     ]
     folder = written(tmp_path, found)
 
@@ -198,7 +200,7 @@ def test_only_what_was_asked_for_is_graded(tmp_path, base):
 @pytest.fixture
 def base():
     return Served(
-        **dict.fromkeys((name for name in Served.__slots__), None)
+        **dict.fromkeys(Served.__struct_fields__, None)
         | {
             "request": "r",
             "worker": "a:1",

@@ -55,6 +55,12 @@ def answering():
 
 
 @pytest.fixture
+def pages():
+    """What a vLLM answers, by path."""
+    return PAGES
+
+
+@pytest.fixture
 async def engine(answering):
     app = web.Application()
     app.add_routes([web.get(path, answering(page)) for path, page in PAGES.items()])

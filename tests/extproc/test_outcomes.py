@@ -121,7 +121,7 @@ def test_a_request_that_another_worker_served_does_not_grade_the_prediction(tmp_
 
 
 def test_a_full_queue_drops_and_counts_the_drop(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcomes, "MOST_BYTES", 3000)
+    monkeypatch.setattr(outcomes, "MOST_BYTES", 2000)
     counts = Counts()
     kept = Outcomes(counts=counts, folder=tmp_path)
 

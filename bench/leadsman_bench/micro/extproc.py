@@ -8,11 +8,12 @@ is ours. Two kinds of chats: of 2 KB, and conversations of 220 KB; in both only 
 new.
 
 Rates are with 16 clients, latency with one, as what it adds to the same Envoy without a picker.
-The three take turns, so that what else the machine does hits all alike; figures are medians. All
-processes share the machine with this one, so absolute figures are pessimistic. The no-op works in
-two threads and ours in one, so where the machine is busy with other things too, it gets a larger
-share of it: then the CPU time of a request is the figure to look at. The no-op is the least that
-can be done on grpc.aio; ours has a server of its own (docs/adr/0012).
+What records cost is told beside the same picker without a journal. All take turns, so that what
+else the machine does hits them alike; figures are medians. All processes share the machine with
+this one, so absolute figures are pessimistic. The no-op works in two threads and ours in one, so
+where the machine is busy with other things too, it gets a larger share of it: then the CPU time of
+a request is the figure to look at. The no-op is the least that can be done on grpc.aio; ours has a
+server of its own (docs/adr/0012).
 """
 
 import json
@@ -49,8 +50,9 @@ def measure() -> dict[str, float]:
     with _running("duplex") as paths:
         pickers = {"noop": paths["noop"], "ours": paths["ours"]}
         at_short = _in_turn(pickers, short, CLIENTS)
+        recording = journal_cost(paths, short)
         at_long = _in_turn(pickers, long, CLIENTS)
-        alone = _in_turn(paths, short, 1)
+        alone = _in_turn({name: paths[name] for name in ("none", "noop", "ours")}, short, 1)
     with _running("buffered") as paths:
         pickers = {"noop": paths["noop"], "ours": paths["ours"]}
         at_buffered = _in_turn(pickers, short, CLIENTS)
@@ -64,6 +66,7 @@ def measure() -> dict[str, float]:
         "extproc_p50_vs_noop": (p50["ours"] - p50["none"]) / (p50["noop"] - p50["none"]),
         "extproc_220k_rps_vs_noop": longs["ours"] / longs["noop"],
         "extproc_buffered_rps_vs_noop": buffered["ours"] / buffered["noop"],
+        **recording,
         "extproc_rps": rates["ours"],
         "extproc_noop_rps": rates["noop"],
         "extproc_p50_added_s": p50["ours"] - p50["none"],
@@ -76,6 +79,16 @@ def measure() -> dict[str, float]:
         "extproc_noop_cpu_s": cpu["noop"],
         "extproc_220k_cpu_s": long_cpu["ours"],
         "extproc_220k_noop_cpu_s": long_cpu["noop"],
+    }
+
+
+def journal_cost(paths: "dict[str, _Path]", bodies: list[bytes]) -> dict[str, float]:
+    """Measure which share of the rate, and of the CPU's time, records of every request cost."""
+    runs = _in_turn({name: paths[name] for name in ("ours", "unrecorded")}, bodies, CLIENTS)
+    rates, cpu = _medians(runs, lambda run: run.load.rate), _medians(runs, lambda run: run.cpu)
+    return {
+        "extproc_journal_cost": 1.0 - rates["ours"] / rates["unrecorded"],
+        "extproc_journal_cpu_cost": 1.0 - cpu["unrecorded"] / cpu["ours"],
     }
 
 
@@ -151,10 +164,11 @@ def _running(profile: Profile) -> Iterator[dict[str, _Path]]:
         ports = held.told("engines")["ports"]
         engines = [f"127.0.0.1:{port}" for port in ports]
         held.start("noop", module("leadsman_bench.micro._noop", profile))
-        (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
-        held.start("ours", leadsman("serve", "--config", str(folder / "fleet.yaml")))
+        for name, journal in (("ours", folder / "journal"), ("unrecorded", None)):
+            (folder / f"{name}.yaml").write_text(fleet_file(ports, folder, journal))
+            held.start(name, leadsman("serve", "--config", str(folder / f"{name}.yaml")))
         paths = {}
-        for name in ("none", "noop", "ours"):
+        for name in ("none", "noop", "ours", "unrecorded"):
             picks = name != "none"
             picker = f"127.0.0.1:{held.told(name)['port']}" if picks else None
             config = EnvoyConfig(
@@ -168,7 +182,7 @@ def _running(profile: Profile) -> Iterator[dict[str, _Path]]:
         yield paths
 
 
-def fleet_file(ports: list[int], folder: Path) -> str:
+def fleet_file(ports: list[int], folder: Path, journal: Path | None) -> str:
     """Write the file of a fleet whose engines are stubs that tell no scheduler settings."""
     (folder / "template.jinja").write_text(TEMPLATE)
     engine = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
@@ -181,7 +195,7 @@ def fleet_file(ports: list[int], folder: Path) -> str:
                 "chat_template": str(folder / "template.jinja"),
             }
         ],
-        "picker": {"listen": "127.0.0.1:0", "journal": str(folder / "journal")},
+        "picker": {"listen": "127.0.0.1:0", "journal": None if journal is None else str(journal)},
     }
     return json.dumps(told)
 

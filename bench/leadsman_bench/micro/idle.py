@@ -29,7 +29,7 @@ def measure() -> dict[str, float]:
         folder = Path(name)
         held.start("engines", module("leadsman_bench.micro._upstream", str(ENDPOINTS), "events"))
         ports = held.told("engines")["ports"]
-        (folder / "fleet.yaml").write_text(fleet_file(ports, folder))
+        (folder / "fleet.yaml").write_text(fleet_file(ports, folder, folder / "journal"))
         held.start("picker", leadsman("serve", "--config", str(folder / "fleet.yaml")))
         held.told("picker")
         picker = held.pid("picker")
