@@ -82,6 +82,7 @@ def decided(asked, **budget):
         own_floors=np.array([0.9]),
         wait_floors=np.array([1.9]),
         measured=np.array([True]),
+        idle_since=np.array([np.inf]),
     )
     return decide(asked, candidates, Budget(**budget), 1.0, Random(3))
 

@@ -107,6 +107,7 @@ BECAUSE: Final = {
     "cheapest": "the least predicted time to first token",
     "home": "its session lives there, and nobody is cheaper by more than the cost of moving",
     "cache": "it prefers its cache, and nobody holds more of the prompt",
+    "look": "routing passes it over, and looked whether rightly, at the price of a short wait",
     "least_loaded": "it could not be priced in time, so the least loaded took it",
     "shadow": "it would have been refused, but the budget is in shadow mode",
     "probe": "it would have been refused, but was let in to see what becomes of it",

@@ -7,6 +7,7 @@ is not known: it is what the worker's recorded errors before that moment give (`
 is how it was made.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -196,9 +197,15 @@ def candidates_of(row: Row, errors: Mapping[WorkerId, WorkerErrors]) -> Candidat
         own_floors=np.array([one.floors[0] for one in known]),
         wait_floors=np.array([one.floors[1] for one in known]),
         measured=np.array([one.is_measured for one in known], dtype=np.bool_),
+        idle_since=np.array([_looked_at(row, one) for one in known]),
         all_ready=True,
         home=None if home is None else WorkerId(home),
     )
+
+
+def _looked_at(row: Row, one: KnownWorker) -> Seconds:
+    """Say since when a worker idles, as far as it mattered: one that was looked at, for ever."""
+    return -math.inf if row.because == "look" and one.worker == row.worker else math.inf
 
 
 def _known(worker: WorkerId, told: Prediction | None, survey: Survey | None) -> KnownWorker:
