@@ -23,6 +23,7 @@ WANTED = {
     "envoyextensionpolicies": ENVOY_GATEWAY,
     "backendtrafficpolicies": ENVOY_GATEWAY,
     "servicemonitors": PROMETHEUS,
+    "prometheusrules": PROMETHEUS,
 }
 
 

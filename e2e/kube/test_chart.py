@@ -48,7 +48,7 @@ VALUES = {
         "gateway": {"kind": "standalone", "envoy": {"image": "mine/envoy:1"}},
         "networkPolicy": {"enabled": True, "gatewaySelector": {"app": "client"}},
     },
-    "dashboard": {"dashboard": {"enabled": True}},
+    "dashboard": {"dashboard": {"enabled": True}, "prometheusRule": {"enabled": True}},
     "redis": {"pools": [POOL], "state": {"backend": "redis", "redis": {"url": "redis://h:1/0"}}},
     "own redis": {
         "pools": [POOL],
