@@ -233,6 +233,9 @@ def test_tables_fit_a_terminal_of_100_columns_and_say_it_all(tmp_path, capsys):
     told = capsys.readouterr().out
     assert status == 0
     assert max(map(len, told.splitlines())) <= 100
+    by_worker = told.partition("By worker")[2].partition("By prompt")[0]
+    assert all(cell.count("…") <= 1 for cell in by_worker.splitlines())
+    assert "reque…" not in told
     for title in ("Against the bound", "By model", "Where reuse was lost", "The worst"):
         assert title in told
     figures = msgspec.json.decode((tmp_path / "out.json").read_bytes())

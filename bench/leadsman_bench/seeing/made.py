@@ -16,7 +16,8 @@ MODELS: Final = 4
 HOURS: Final = 48
 
 _OUTCOMES: Final = """
-SELECT 'r' || lpad(i::VARCHAR, 12, '0') AS request, 'w' || worker || ':8000' AS worker,
+SELECT 'r' || lpad(i::VARCHAR, 12, '0') AS request,
+  'llama-3.1-70b-4xh100-' || worker || ':8000' AS worker,
   'model-' || worker % $models AS model, prompt_tokens, time AS sent_at, time AS ended_at,
   1.7e9 + time AS time, 1e0 AS weight, 'finished' AS outcome, 'cheapest' AS because,
   NULL AS set_aside, 'default' AS budget, if(u1 < 0.9, 'own', 'borrowed') AS curve,

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TITLES: Final = {
-    "cache": "By cache estimate: what the engine found, beside what was credited",
-    "model": "By model",
-    "worker": "By worker",
-    "size": "By prompt tokens",
-    "age": "By age of the worker's state",
-    "curve": "By where the worker's speed came from",
-    "hour": "By time, UTC",
+    "cache": "By cache estimate, in %: what the engine found, beside what was credited",
+    "model": "By model, in %",
+    "worker": "By worker, in %",
+    "size": "By prompt tokens, in %",
+    "age": "By age of the worker's state, in %",
+    "curve": "By where the worker's speed came from, in %",
+    "hour": "By time, UTC, in %",
 }
 MOST_ROWS: Final = 24
 LEAST_DRIFT: Final = 0.05
@@ -115,8 +115,8 @@ def _cell(group: Group, cell: Cell, name: str = "") -> str:
 
 def _groups(title: str, found: Mapping[str, Group]) -> "Table":
     drawn = _table(title)
-    drawn.add_column("", max_width=24, no_wrap=True)
-    for name in ("requests", "1 s", "10 s", "15 %", "p50", "p90", "p99", "bias", "cache off"):
+    drawn.add_column("", max_width=20, no_wrap=True)
+    for name in ("requests", "1 s", "10 s", "15 %", "p50", "p90", "p99", "bias", "cache"):
         drawn.add_column(name, justify="right", no_wrap=True)
     drawn.add_column("under", justify="right", no_wrap=True)
     shown = dict(list(found.items())[-MOST_ROWS:]) if title == TITLES["hour"] else found
@@ -134,7 +134,7 @@ def _groups(title: str, found: Mapping[str, Group]) -> "Table":
             seconds(group.p50),
             seconds(group.p90),
             seconds(group.p99),
-            _signed(group.slower),
+            "-" if group.slower is None else f"{100 * group.slower:+.1f}",
             _share(group.cache_mismatch),
             _share(group.share(Cell.UNDERPREDICTED)),
         )
@@ -142,7 +142,7 @@ def _groups(title: str, found: Mapping[str, Group]) -> "Table":
 
 
 def _share(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _reuse(found: tuple[Reuse, ...]) -> "Table":
