@@ -1,8 +1,9 @@
 """One recorded decision, as it was: read from its row, and decided again by what stands in it.
 
-The worker of a record knows what was predicted of it then. Of one that was not asked only the
-floors are known; they are given as its price, so whoever decides for it has decided on less than a
-replay would have said, and `guessed` says so. At another confidence than the recorded one a bound
+The worker of a record knows what was predicted of it then; its price is its floor too. Of one that
+was not asked only floors are known, and that routing took it for no better than the best of those
+that were; that is given as its price, so whoever decides for it has decided on less than a replay
+would have said, and `guessed` says so. At another confidence than the recorded one a bound
 is not known: it is what the worker's recorded errors before that moment give (`Residuals`), which
 is how it was made.
 """
@@ -26,6 +27,9 @@ from leadsman_extproc.rows import DECISIONS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+WORSE: Final[Seconds] = 1e-6
+"""What keeps who was not asked behind the best of those who were."""
 
 NOT_READ: Final = {"blocks", "allowed_queue_wait", "allowed_ttft"}
 COLUMNS: Final = tuple(name for name in DECISIONS if name not in NOT_READ)
@@ -187,7 +191,8 @@ def candidates_of(row: Row, errors: Mapping[WorkerId, WorkerErrors]) -> Candidat
     told = {one.price.worker: one for one in row.decision.candidates}
     survey = row.decision.survey
     names = list(dict.fromkeys([*(survey.workers if survey else ()), *told]))
-    known = [_known(WorkerId(name), told.get(WorkerId(name)), survey) for name in names]
+    best = min((one.price.ttft for one in row.decision.candidates), default=0.0)
+    known = [_known(WorkerId(name), told.get(WorkerId(name)), survey, best) for name in names]
     for one in known:
         one.residuals = errors.get(one.worker) or WorkerErrors()
     home = survey.home if survey is not None else None
@@ -208,16 +213,19 @@ def _looked_at(row: Row, one: KnownWorker) -> Seconds:
     return -math.inf if row.because == "look" and one.worker == row.worker else math.inf
 
 
-def _known(worker: WorkerId, told: Prediction | None, survey: Survey | None) -> KnownWorker:
+def _known(
+    worker: WorkerId, told: Prediction | None, survey: Survey | None, best: Seconds
+) -> KnownWorker:
     if survey is not None and worker in survey.workers:
         place = survey.workers.index(worker)
-        floors = survey.own_floors[place], survey.wait_floors[place]
+        wait = survey.wait_floors[place]
+        floors = max(survey.own_floors[place], best + WORSE - wait), wait
         cached, is_measured = survey.cached[place], survey.measured[place]
     else:
         assert told is not None, "who was not surveyed was asked"
-        price = told.price
-        floors = price.own_prefill, price.queue_wait
-        cached, is_measured = price.cached_tokens, told.curve != "unmeasured"
+        cached, is_measured = told.price.cached_tokens, told.curve != "unmeasured"
+    if told is not None:
+        floors = told.price.own_prefill, told.price.queue_wait
     return KnownWorker(
         worker=worker,
         floors=floors,

@@ -4,14 +4,15 @@ By today's code, and under another budget where one is given: a file with the fi
 which go before those that each decision was made under. What was predicted is taken as recorded;
 what was not is guessed by its floors, and said to be. Each decision stands alone: that a request
 let in would have lengthened the queue for the next is not played (`leadsman bench simulate` is for
-that). Where chance breaks a tie it falls as it did: who was asked then is asked first. So by the
-same code and budget every decision comes out as it was, and what differs is what was changed.
+that). Nothing is left to chance: the price of who was asked is known and is its floor, and who was
+not asked was no better than the best. So by the same code and budget decisions come out as they
+were, and what differs is what was changed. Nobody is let in as a probe.
 """
 
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -116,28 +117,17 @@ def replay(
             continue
         candidates = candidates_of(row, errors)
         known = [one for one in candidates.workers if isinstance(one, KnownWorker)]
-        chance = AsItFell({place for place, one in enumerate(known) if one.told is not None})
-        decision = decide(row.as_request(), candidates, budget, row.at, chance)
+        decision = decide(row.as_request(), candidates, budget, row.at, NoChance(SEED))
         _compare(compared, row, decision, guessed=any(one.guessed for one in known))
     return compared
 
 
-class AsItFell(Random):
-    """Chance that puts those first who were asked. asked: their places among the candidates.
+class NoChance(Random):
+    """Chance that always falls on the first: of floors that are the same, on the lowest."""
 
-    Of the others the one with the highest floor follows: it is him at whom routing stopped.
-    """
-
-    def __init__(self, asked: Collection[int]) -> None:
-        super().__init__(SEED)
-        self._asked = asked
-
-    def sample(self, population: Any, k: int, *, counts: Any = None) -> list[Any]:
-        """Take `k`, those that were asked first."""
-        assert counts is None
-        asked = [place for place in population if place in self._asked]
-        others = [place for place in population if place not in self._asked]
-        return [*asked, *reversed(others)][:k]
+    def random(self) -> float:
+        """Give the least that there is."""
+        return 0.0
 
 
 def _budget(row: Row, changes: Mapping[str, Any]) -> Budget | None:
@@ -146,7 +136,7 @@ def _budget(row: Row, changes: Mapping[str, Any]) -> Budget | None:
     if then is None:
         return None
     known = {name: value for name, value in then.items() if name in Budget.__dataclass_fields__}
-    return msgspec.convert({**known, "probes": 0.0, **changes}, Budget)
+    return msgspec.convert({**known, **changes, "probes": 0.0}, Budget)
 
 
 class _Learner:
