@@ -2,7 +2,8 @@
 
 Some 20 minutes with the usual numbers, on a machine that does nothing else: an engine's steps are
 timed, and what shares its cores is in the timings. `--requests`, `--slots`, `--loads` and `--skip`
-make it shorter. The exit status is 1 where a goal was missed.
+make it shorter; without `--python` the engine is a simulated one. The exit status is 1 where a goal
+was missed.
 """
 
 import argparse
@@ -113,8 +114,8 @@ class Run:
             "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
         }
         self.options.json.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
-        at = time.monotonic() - self.began
-        print(f"{at:5.0f} s: {self.cells[-1].name}", flush=True)
+        at, last = time.monotonic() - self.began, self.cells[-1].name if self.cells else "faults"
+        print(f"{at:5.0f} s: {last}", flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -130,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine", description=__doc__)
-    parser.add_argument("--python", type=Path, required=True, help="of the environment with vLLM")
+    parser.add_argument("--python", type=Path, help="of vLLM's environment; else it is simulated")
     parser.add_argument("--json", type=Path, default=Path("engine.json"))
     parser.add_argument("--out", type=Path, default=Path("out/engine"), help="logs and journals")
     parser.add_argument("--requests", type=int, default=200, help="in each cell")

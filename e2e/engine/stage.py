@@ -67,7 +67,7 @@ class Stage:
 
 
 @contextmanager
-def stage(python: Path, slots: int, out: Path) -> Iterator[Stage]:
+def stage(python: Path | None, slots: int, out: Path) -> Iterator[Stage]:
     """Put everything up with an engine of so many slots, and take it down again."""
     http, events, replay = free_ports(3)
     ports = Ports(http=http, events=events, replay=replay)

