@@ -118,12 +118,13 @@ class Wishes:
 class Incident:
     """Something that happens to the worker of that number.
 
-    slowdown: factor on its step times from then on; only for "speed".
+    slowdown: factor on its step times from then on; only for "speed". A "reset" forgets what is
+    cached, if nothing runs.
     """
 
     at: Seconds
     worker: int
-    kind: Literal["restart", "reconfigure", "speed"]
+    kind: Literal["restart", "reconfigure", "speed", "reset"]
     slowdown: float = 1.0
 
 

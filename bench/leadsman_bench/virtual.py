@@ -216,6 +216,7 @@ class VirtualWorker:
                 running=engine.running,
                 waiting=engine.waiting,
                 kv_usage=engine.kv_usage,
+                prefix_hits=engine.scheduler.cache.hit_tokens,
             ),
         )
 
@@ -413,6 +414,8 @@ class VirtualFleet:
         worker = self.workers[incident.worker]
         if incident.kind == "speed":
             worker.slow_down(incident.slowdown)
+        elif incident.kind == "reset":
+            worker.engine.reset_cache()
         elif worker.down_until is None:
             for stream in worker.stop(incident.at):
                 self._keeper.ended(stream)

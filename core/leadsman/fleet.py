@@ -17,11 +17,11 @@ from leadsman.condition import Condition
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
 from leadsman.decide import decide
 from leadsman.families import Families
+from leadsman.findings import Seen
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
 from leadsman.looks import Looks
 from leadsman.prediction import Admitted, Decision
-from leadsman.reconcile import Seen
 from leadsman.records import (
     GPU,
     Cleared,
@@ -253,6 +253,9 @@ class Fleet:
         if seen.finding is Finding.SETTLED:
             self.index.give_up_doubted(state.worker)
             pool.give_up_doubted()
+        elif seen.finding is Finding.VOUCHED:
+            self.index.vouch_for_doubted(state.worker)
+            pool.vouch_for_doubted()
         if seen.finding is Finding.DOUBTED or (seen.finding and not state.belief.is_weak):
             self._believe(state)
         if seen.certain:

@@ -20,7 +20,8 @@ from leadsman.windows import Windows
 class Flight:
     """A granted request, or a ghost (see `ghosts`), until it ends.
 
-    believed: tokens that it was believed to find cached when it was admitted.
+    believed: tokens that it was believed to find cached when it was admitted; claimed: those that
+    it would find were nothing in doubt.
     held: keys of the blocks that it is known to hold. depths: how deep each block of its prompt is
     that an event may name, and each with output tokens in it that one did: after a preemption they
     are stored again. session: which a ghost's events name.
@@ -31,6 +32,7 @@ class Flight:
     max_tokens: Tokens | None = None
     first_at: Seconds | None = None
     believed: Tokens | None = None
+    claimed: Tokens = 0
     is_witness: bool = False
     is_alone: bool = False
     is_ghost: bool = False
@@ -83,6 +85,14 @@ class Holding:
         if flight is None or not flight.blocks_seen:
             depth = max(self.usable(seq.keys, depth), min(seq.reach, most))
         return Hit(depth * self.settings.block_size, min(pinned, depth))
+
+    def _believe(self, flight: Flight, tokens: Tokens) -> None:
+        """Note what a request is believed to find now, unless that was noted before."""
+        if flight.believed is None:
+            keys, most = flight.seq.keys, self.readable(flight.seq)
+            depth = self.pool.claimed(keys, most) if self.pool.doubted else 0
+            claimed = self.usable(keys, depth) * self.settings.block_size
+            flight.believed, flight.claimed = tokens, max(tokens, claimed)
 
     def usable(self, keys: list[BlockKey], depth: Blocks) -> Blocks:
         """Count the blocks that are used of so many that the first cache group has.

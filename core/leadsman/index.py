@@ -175,6 +175,12 @@ class CacheIndex:
         if place is not None and place.doubted is not None:
             self._clear([place.doubted], list(self._tiers.values()))
 
+    def vouch_for_doubted(self, worker: WorkerId) -> None:
+        """Credit what is in doubt of a worker, as far as its trust credits anything."""
+        place = self._columns.find(worker)
+        if place is not None and place.doubted is not None:
+            self._merge(place.doubted, place.column)
+
     def match(self, keys: Keys, workers: Sequence[WorkerId] | None = None) -> Match:
         """Count the leading blocks of a prompt that each worker holds.
 

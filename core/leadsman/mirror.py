@@ -289,7 +289,7 @@ class Mirror(Ghosts):
         """Note what an event says of a request: that it runs, from where, how deep it is."""
         seq, start = flight.seq, flight.blocks_seen
         if flight.believed is None:
-            flight.believed = self.lookup(seq).tokens
+            self._believe(flight, self.lookup(seq).tokens)
         depths = flight.depths = flight.depths or dict(zip(seq.keys, count(1), strict=False))
         if not start and (first := depths.get(keys[0])):
             start = first - 1

@@ -73,6 +73,10 @@ class Pool:
         self.remove(gone)
         return gone
 
+    def vouch_for_doubted(self) -> None:
+        """What is in doubt is there."""
+        self.doubted.clear()
+
     def give_up_doubted(self) -> None:
         """What is in doubt still is gone."""
         self.remove(list(self.doubted))
@@ -85,6 +89,10 @@ class Pool:
             return (key in pins or stamp_of(key, -1) >= cutoff) and key not in doubted
 
         return _bisect(keys, most, outlives)
+
+    def claimed(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
+        """Count the leading blocks, at most `most`, that are there or in doubt."""
+        return _bisect(keys, most, self.__contains__)
 
     def pinned(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
         """Count the leading blocks, at most `most`, that running requests hold."""

@@ -112,8 +112,8 @@ class Stepping(Holding):
             return None if is_idle else self._commit()
         for seq in step.admitted:
             flight = self.flights.get(seq.id)
-            if flight is not None and flight.believed is None:
-                flight.believed = seq.cached
+            if flight is not None:
+                self._believe(flight, seq.cached or 0)
             found = seq.keys[: (seq.cached or 0) // self.settings.block_size]
             self._hold(seq, [key for key in found if key in self.pool] if seq.reach else found)
         self._last_seconds = max(self.learner.weights.seconds(step.features), SHORTEST)

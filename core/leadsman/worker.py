@@ -16,6 +16,7 @@ import numpy as np
 from leadsman.curve import CurveLearner, KnownCurve, PrefillCurve, fingerprint
 from leadsman.ends import joint_ends
 from leadsman.engine import EngineSettings
+from leadsman.findings import NOTHING_SEEN, Seen, counted_by, late_by, lookup_of, seen_by
 from leadsman.firstcome import Forecast
 from leadsman.followers import Followers
 from leadsman.holding import Flight
@@ -24,7 +25,6 @@ from leadsman.lower import Claim, LowerTiers, Reach
 from leadsman.mirror import ARRIVAL_DELAY, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
-from leadsman.reconcile import NOTHING_SEEN, Seen, late_by, seen_by
 from leadsman.records import (
     GPU,
     Ended,
@@ -38,7 +38,7 @@ from leadsman.records import (
 from leadsman.request import Request
 from leadsman.residuals import BetterOf, Residuals
 from leadsman.steptime import StepLearner, StepWeights
-from leadsman.trust import CacheTrust, Lookup
+from leadsman.trust import CacheTrust
 from leadsman.units import BlockKey, Blocks, Keys, RequestId, Seconds, Tokens, WorkerId
 
 if TYPE_CHECKING:
@@ -290,14 +290,10 @@ class WorkerState:
         self.changed.add(self)
         self.mirror.saw_tokens(seen.request, seen.tokens, seen.at)
         if is_first:
-            self._note_lookup(flight, seen.at)
+            if (lookup := lookup_of(flight)) is not None:
+                self.belief.admitted(lookup)
             self.followers.prefilled(flight.seq.prompt - (flight.seq.cached or 0))
         return is_first and self._grade(flight, seen)
-
-    def _note_lookup(self, flight: Flight, first_at: Seconds) -> None:
-        believed = flight.believed or 0
-        lookup = Lookup(granted_at=flight.granted_at, first_at=first_at, believed=believed)
-        self.belief.admitted(lookup)
 
     def saw_end(self, ended: Ended) -> Seen:
         """A granted request is over; returns what it showed of the cache."""
@@ -317,7 +313,9 @@ class WorkerState:
                 late = late_by(expectation.price, expectation.ttft, found, self.weights)
             size = self.settings.block_size
             self.lower.judge(expectation.claim, found // size, late, size)
-        return seen_by(flight, ended, self.belief, self.settings.block_size)
+        seen = seen_by(flight, ended, self.belief, self.settings.block_size)
+        self.belief.ended(ended.request)
+        return seen
 
     def saw_events(self, batch: KvEvents) -> None:
         """Take a batch of KV events; a sequence that falls back is a restarted engine."""
@@ -334,7 +332,7 @@ class WorkerState:
         self.load = sample
         self.heard_at = sample.at
         self.mirror.saw_load(sample)
-        return Seen(finding=self.belief.counted(sample))
+        return counted_by(self.mirror.flights.values(), sample, self.belief)
 
     def restarted(self) -> None:
         """The engine began anew: nothing runs there; what was learned of its speed stays."""

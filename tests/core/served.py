@@ -79,11 +79,21 @@ class Engine:
         hits = self.hits if self.counts_hits else None
         self.tell(LoadSample(worker=W, at=self.now, running=0, waiting=0, prefix_hits=hits))
 
+    def work_on(self):
+        """Run another request, that never ends."""
+        self.sent += 1
+        request = Request(
+            id=RequestId(f"r{self.sent}"), model="m", prompt_tokens=9, arrived_at=self.now, keys={}
+        )
+        self.fleet.decide(request, Budget(), self.now, Random(1))
+        self.tell(TokensSeen(worker=W, request=request.id, at=self.now + 0.1, tokens=1))
+        self.now += 0.2
+
     def lose_its_cache(self):
         """What a reset of an idle engine does: it says nothing."""
         self.cached.clear()
 
-    def serve(self, seed, *, says=True, found=None, ttft=1.0):
+    def serve(self, seed, *, says=True, found=None, ttft=1.0, ends=True):
         """Serve one prompt alone; returns (tokens credited, tokens found)."""
         named, self.sent = keys(seed), self.sent + 1
         self.now += 1.0
@@ -106,6 +116,13 @@ class Engine:
                 self.events(Stored(keys=named, session=request.id))
         self.tell(TokensSeen(worker=W, request=request.id, at=self.now, tokens=1))
         self.now += 0.5
+        if ends:
+            self._end(request, found)
+        self.now += 1.0
+        self.sample()
+        return self.price.cached_tokens, found
+
+    def _end(self, request, found):
         self.tell(
             Ended(
                 worker=W,
@@ -116,9 +133,6 @@ class Engine:
                 cached_tokens=found if self.reports_usage else None,
             )
         )
-        self.now += 1.0
-        self.sample()
-        return self.price.cached_tokens, found
 
     def credit(self, seed):
         """What the index and the replay credit a prompt, which agree."""

@@ -136,6 +136,13 @@ class IndexMachine(RuleBasedStateMachine):
         if worker in self.naive:
             self.naive[worker].doubted = Counter()
 
+    @rule(worker=workers)
+    def vouch_for_doubted(self, worker):
+        self.index.vouch_for_doubted(worker)
+        if worker in self.naive:
+            naive = self.naive[worker]
+            naive.fresh, naive.doubted = naive.fresh + naive.doubted, Counter()
+
     @rule(prompt=some_keys)
     def match(self, prompt):
         found = self.index.match(prompt)

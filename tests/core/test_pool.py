@@ -79,9 +79,15 @@ class PoolBesideAList(RuleBasedStateMachine):
         self.pool.give_up_doubted()
         self.queue = [key for key in self.queue if key not in self.doubted]
 
+    @rule()
+    def vouch_for_doubted(self):
+        self.pool.vouch_for_doubted()
+        self.doubted.clear()
+
     @rule(key=st.sampled_from(KEYS))
-    def what_is_in_doubt_is_not_found(self, key):
+    def what_is_in_doubt_is_not_found_but_claimed(self, key):
         there = key in self.queue or self._holds(key)
+        assert self.pool.claimed([key], 1) == there
         assert self.pool.depth([key], 1) == (there and key not in self.doubted)
 
     @rule(lost=st.integers(0, 14), touched=some_keys)
