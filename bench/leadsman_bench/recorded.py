@@ -28,7 +28,7 @@ from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.grade import Grade, Summary
 from leadsman.lengths import Floats, Lengths
-from leadsman.prediction import Admitted, Price
+from leadsman.prediction import Admitted, Prediction, Price
 from leadsman.records import (
     Cleared,
     Ended,
@@ -130,7 +130,10 @@ class _TrueLengths(Lengths):
 
 
 class Replayed:
-    """One recording, played to a Fleet; `summary` grades what the Fleet said."""
+    """One recording, played to a Fleet; `summary` grades what the Fleet said.
+
+    covered: of how many the real time kept the bound that the prediction gave.
+    """
 
     def __init__(
         self,
@@ -141,6 +144,7 @@ class Replayed:
         around: float = 0.0,
     ) -> None:
         self.summary = Summary()
+        self.covered = 0
         self.worst: list[tuple[Seconds, str, Price, Seconds, int]] = []
         self._recording = recording
         self._true_lengths = true_lengths
@@ -148,7 +152,7 @@ class Replayed:
         self._fleet = Fleet(_TrueLengths if true_lengths else Lengths)
         self._budget, self._rng = Budget(), Random(1)
         self._blocks = _Blocks({r["id"]: r["prefix_blocks"] for r in recording["requests"]})
-        self._prices: dict[str, Price] = {}
+        self._predictions: dict[str, Prediction] = {}
         rng = Random(f"{around}")
         self._around = {r["id"] for r in recording["requests"] if rng.random() < around}
         self._witnesses: set[str] = set()
@@ -194,7 +198,7 @@ class Replayed:
         decision = self._fleet.decide(request, self._budget, at, self._rng)
         assert isinstance(decision, Admitted), "a budget without bounds refuses nothing"
         assert decision.prediction is not None
-        self._prices[row["id"]] = decision.prediction.price
+        self._predictions[row["id"]] = decision.prediction
 
     def _see_chunk(self, at: Seconds, what: tuple[dict[str, Any], int]) -> None:
         row, number = what
@@ -245,7 +249,9 @@ class Replayed:
         self._graded += 1
         if self._graded <= WARM_UP:
             return
-        price = self._prices[row["id"]]
+        prediction = self._predictions[row["id"]]
+        price = prediction.price
+        self.covered += actual <= prediction.ttft_bound
         self.worst.append(
             (abs(price.ttft - actual), row["id"], price, actual, row["cached_tokens"])
         )
@@ -319,7 +325,9 @@ def main(argv: list[str]) -> int:
         played = Replayed(
             recording, calibration, true_lengths=options.true_lengths, around=options.around
         )
-        entry = {"file": str(file), **played.play().figures(), "workers": 1}
+        figured = played.play().figures()
+        covered = played.covered / max(1, figured["requests"])
+        entry = {"file": str(file), **figured, "covered": covered, "workers": 1}
         figures.append(entry)
         _print(entry)
         for error, request, price, actual, reused in sorted(played.worst, reverse=True, key=_error)[
@@ -353,5 +361,5 @@ def _print(entry: dict[str, Any]) -> None:
         f"{entry['file']}: {entry['requests']} requests; within max(0.1 s, 15 %) "
         f"{share('within_relative')}, 1 s {share('within_1s')}, 10 s {share('within_10s')}; "
         f"median error {entry['median_error_s']:.3f} s, p90 {entry['p90_error_s']:.3f} s; "
-        f"cache estimates wrong {share('cache_mismatch')}"
+        f"cache estimates wrong {share('cache_mismatch')}; bound kept {share('covered')}"
     )

@@ -9,9 +9,14 @@ Errors are scaled: one unit is 0.1 s or 15 % of the prediction, whichever is mor
 which predictions are graded. And they are kept apart by the size of the prediction: most waits are
 near 0 and known well, and would promise too much of the long ones, which the bounds are about.
 
+Where errors drift, as while a queue grows, or with work that nobody told us of, past ones promise
+too much. So each promise is held against what came: a broken one widens those that follow, a kept
+one narrows them again, such that in the long run a tenth is broken, whatever the errors do.
+
 Before enough errors are there, a bound is wide: half of the prediction, or the largest miss seen.
 Ignored: that a long wait's error is known only when it is over.
-Source: Vovk et al. 2005; weights by age as in Barber, Candes, Ramdas, Tibshirani 2023.
+Source: Vovk et al. 2005; weights by age as in Barber, Candes, Ramdas, Tibshirani 2023; promises as
+in the quantile tracking of Angelopoulos, Candes, Tibshirani 2023.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -31,6 +36,15 @@ WIDE_SECONDS = 0.25
 WIDE_SHARE = 0.5
 """The bound before enough errors: about twice the worst P90 of a first experiment on a real engine
 under full load (10 to 25 % of the wait). Chosen, not derived."""
+
+PROMISED = 0.9
+"""The confidence at which promises are held against what came."""
+
+WIDEN = 0.5
+"""Units by which a broken promise widens the next bounds, but for PROMISED of it."""
+
+WIDEST = 8.0
+"""Units that bounds are widened by at most."""
 
 CLASSES: tuple[Seconds, ...] = (1.0, 5.0, 30.0)
 """Predictions between two of these share their errors."""
@@ -97,28 +111,34 @@ class Residuals:
 
     def __init__(self) -> None:
         self._windows = tuple(ErrorWindow() for _ in range(len(CLASSES) + 1))
+        self._wider = [0.0] * len(self._windows)
 
     def __len__(self) -> int:
         return sum(len(window) for window in self._windows)
 
-    def add(self, predicted: Seconds, actual: Seconds) -> None:
-        """Learn from one prediction that has come to its end."""
-        self._window(predicted).add((actual - predicted) / unit(predicted))
+    def add(self, predicted: Seconds, actual: Seconds, promised: Seconds | None = None) -> None:
+        """Learn from one prediction that has come to its end.
+
+        promised: its bound at a confidence of PROMISED when it was made; None: it had none.
+        """
+        size = bisect_right(CLASSES, predicted)
+        self._windows[size].add((actual - predicted) / unit(predicted))
+        if promised is not None:
+            wider = self._wider[size] + WIDEN * ((actual > promised) - (1.0 - PROMISED))
+            self._wider[size] = min(max(0.0, wider), WIDEST)
 
     def bound(self, predicted: Seconds, confidence: float) -> Seconds:
         """Seconds that the actual does not exceed with this confidence; never negative.
 
         confidence: in (0, 1). Wide while there are too few errors to say.
         """
-        window = self._window(predicted)
+        size = bisect_right(CLASSES, predicted)
+        window, wider = self._windows[size], self._wider[size]
         error = window.quantile(confidence)
         if error is not None:
-            return max(predicted + error * unit(predicted), 0.0)
+            return max(predicted + (error + wider) * unit(predicted), 0.0)
         wide = max(WIDE_SECONDS, WIDE_SHARE * predicted)
         return predicted + max(wide, (window.largest or 0.0) * unit(predicted))
-
-    def _window(self, predicted: Seconds) -> ErrorWindow:
-        return self._windows[bisect_right(CLASSES, predicted)]
 
 
 Weights = Literal["prior", "learned"]

@@ -36,7 +36,7 @@ from leadsman.records import (
     TokensSeen,
 )
 from leadsman.request import Request
-from leadsman.residuals import BetterOf, Residuals
+from leadsman.residuals import PROMISED, BetterOf, Residuals
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.trust import CacheTrust
 from leadsman.units import BlockKey, Blocks, Keys, RequestId, Seconds, Tokens, WorkerId
@@ -63,14 +63,16 @@ NEVER: Seconds = 1e6
 class Expectation:
     """What was predicted of a granted request, to be graded at its first token.
 
-    claim: what the tiers below the GPU claimed; None where there are none. ttft: the real one.
+    claim: what the tiers below the GPU claimed; None where there are none. promised: bounds of its
+    wait and its TTFT, at a confidence of `residuals.PROMISED`. ttft: the real one.
     """
 
     price: Price
     prior_ttft: Seconds
     learned_ttft: Seconds
     family: BlockKey | None
-    claim: Claim | None = None
+    claim: Claim | None
+    promised: tuple[Seconds, Seconds]
     ttft: Seconds | None = None
 
 
@@ -260,7 +262,11 @@ class WorkerState:
         prior_ttft = price.ttft if priced_by_prior else other_ttft
         learned_ttft = other_ttft if priced_by_prior else price.ttft
         claim = self._claim(granted)
-        expectation = Expectation(price, prior_ttft, learned_ttft, family, claim)
+        promised = (
+            self.waits.bound(price.queue_wait, PROMISED),
+            self.ttfts.bound(price.ttft, PROMISED),
+        )
+        expectation = Expectation(price, prior_ttft, learned_ttft, family, claim, promised)
         self._expectations[request.id] = expectation
         self._take(granted, claim, family)
 
@@ -345,8 +351,9 @@ class WorkerState:
         expectation = self._expectations.get(seen.request)
         if expectation is not None:
             price, expectation.ttft = expectation.price, actual
-            self.ttfts.add(price.ttft, actual)
-            self.waits.add(price.queue_wait, max(0.0, actual - price.own_prefill))
+            wait, whole = expectation.promised
+            self.ttfts.add(price.ttft, actual, whole)
+            self.waits.add(price.queue_wait, max(0.0, actual - price.own_prefill), wait)
             self.better.add(
                 prior=expectation.prior_ttft, learned=expectation.learned_ttft, actual=actual
             )

@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leadsman.residuals import (
     HALF_LIFE,
+    PROMISED,
     WIDE_SHARE,
+    WIDEN,
+    WIDEST,
     WINDOW,
     BetterOf,
     ErrorWindow,
@@ -195,3 +198,46 @@ def test_equally_good_predictors_seldom_take_turns():
 
     changes = sum(a != b for a, b in itertools.pairwise(held))
     assert changes <= 30
+
+
+@given(st.lists(st.floats(-2.0, 3.0), min_size=30, max_size=300), st.floats(0.0, 20.0))
+def test_in_the_long_run_a_tenth_of_promises_is_broken_whatever_errors_do(errors, predicted):
+    residuals, broken = Residuals(), 0
+
+    for error in errors:
+        promised = residuals.bound(predicted, PROMISED)
+        actual = max(0.0, predicted + error * unit(predicted))
+        broken += actual > promised
+        residuals.add(predicted, actual, promised)
+
+    assert broken <= (1.0 - PROMISED) * len(errors) + WIDEST / WIDEN
+
+
+def test_errors_that_grow_are_promised_more_than_they_were():
+    told, untold = Residuals(), Residuals()
+    kept = {True: 0, False: 0}
+
+    for number in range(400):
+        actual = 10.0 + 0.01 * number
+        for residuals, is_told in ((told, True), (untold, False)):
+            promised = residuals.bound(10.0, PROMISED)
+            kept[is_told] += number >= 50 and actual <= promised
+            residuals.add(10.0, actual, promised if is_told else None)
+
+    assert kept[False] == 0
+    assert kept[True] >= 0.85 * 350
+
+
+def test_promises_that_are_kept_narrow_the_bound_again():
+    residuals = Residuals()
+    for _ in range(100):
+        residuals.add(1.0, 1.0, 1.0)
+    narrow = residuals.bound(1.0, PROMISED)
+
+    residuals.add(1.0, 1.0, 0.5)
+    wide = residuals.bound(1.0, PROMISED)
+    for _ in range(100):
+        residuals.add(1.0, 1.0, 2.0)
+
+    assert wide > narrow
+    assert residuals.bound(1.0, PROMISED) == narrow
