@@ -10,26 +10,26 @@ go on where they were.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final, assert_never
 
 import aiohttp
 import msgspec
-from leadsman.records import Cleared, KvEvent, KvEvents, Trust, TrustChanged
+from leadsman.records import KvEvent, KvEvents, TrustChanged
 from leadsman.units import Seconds, Tokens
 
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.errors import EngineProtocolError
-from leadsman_engines.kv_sequence import Action, Apply, AskReplay, Believe, Forget, KvSequence
-from leadsman_engines.kv_stream import KvSource
+from leadsman_engines.kv_follower import KvFollower, KvSource
+from leadsman_engines.kv_sequence import Action, Apply, AskReplay, Believe, Forget
 from leadsman_engines.trtllm import decode_event, engine_events, numbered
 
 EVERY: Final[Seconds] = 0.1
 _NO_ANSWER: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
-class KvDrain:
+class KvDrain(KvFollower):
     """One source's events as records. `counts`: what could not be used, by reason.
 
     source: its `events` is the URL of the page. block_size: tokens of a full block.
@@ -44,13 +44,8 @@ class KvDrain:
         *,
         block_size: Tokens,
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        self._source = source
-        self._blocks = blocks
-        self._emit = emit
-        self._now = now
+        super().__init__(replace(source, replay=None), blocks, emit, now)
         self._block_size = block_size
-        self._sequence = KvSequence(can_replay=False)
         self._window: Tokens = 0
         self._last = 0
 
@@ -129,19 +124,3 @@ class KvDrain:
             self.counts["other_window"] += 1
             return ()
         return self._blocks.resolve(engine_events(event, self._block_size))
-
-    def _believe(self, trust: Trust, reason: str) -> None:
-        self._emit(TrustChanged(worker=self._source.worker, trust=trust, reason=reason))
-
-    def _say(self, sequence: int, events: list[KvEvent] | list[Cleared]) -> None:
-        """Emit a batch; a drain tells no times, so what it says happened just now."""
-        now = self._now()
-        self._emit(
-            KvEvents(
-                worker=self._source.worker,
-                sequence=sequence,
-                engine_time=now,
-                received_at=now,
-                events=tuple(events),
-            )
-        )

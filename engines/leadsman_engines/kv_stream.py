@@ -6,26 +6,23 @@ for all three; what to make of the numbers is `kv_sequence`, of the bytes `kv_wi
 engine's names `blocks`. An engine that serves several ranks has an endpoint and a stream for each.
 
 A batch that cannot be read makes the view suspect: it may have removed anything. An event of it
-that cannot be read is skipped and counted. An engine that keeps only parts of its prefixes
-(sliding windows, states) and does not tell which is followed, but blind: the first cache group
-alone says too little.
+that cannot be read is skipped and counted.
 
 Source: vLLM 0.32 distributed/kv_events.py, ZmqEventPublisher.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
 import zmq
-from leadsman.records import Cleared, KvEvent, KvEvents, Trust, TrustChanged
-from leadsman.units import Seconds, WorkerId
+from leadsman.records import Cleared, KvEvents, Trust, TrustChanged
+from leadsman.units import Seconds
 
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.errors import EngineProtocolError
-from leadsman_engines.kv_sequence import Action, Apply, AskReplay, Believe, Forget, KvSequence
+from leadsman_engines.kv_follower import KvFollower, KvSource
+from leadsman_engines.kv_sequence import Action, Apply, AskReplay, Believe, Forget
 from leadsman_engines.kv_wire import decode_batch
 from leadsman_engines.zmq_loop import Frames, Waking, arrived, context
 
@@ -36,18 +33,7 @@ _TURN: Final = 16
 """Messages read from one socket before others have their turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvSource:
-    """Where one engine scheduler says its KV events; replay: None where it has no such socket."""
-
-    worker: WorkerId
-    events: str
-    replay: str | None = None
-    topic: str = ""
-    replay_timeout: Seconds = 30.0
-
-
-class KvStream:
+class KvStream(KvFollower):
     """One source's events as records. `counts`: what could not be used, by reason."""
 
     def __init__(
@@ -57,13 +43,8 @@ class KvStream:
         emit: Callable[[KvEvents | TrustChanged], None],
         now: Callable[[], Seconds],
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        super().__init__(source, blocks, emit, now)
         self.dp_rank: int | None = None
-        self._source = source
-        self._blocks = blocks
-        self._emit = emit
-        self._now = now
-        self._sequence = KvSequence(can_replay=source.replay is not None)
         self._engine_time: Seconds = 0.0
         self._live: Socket | None = None
         self._monitor: Socket | None = None
@@ -165,7 +146,7 @@ class KvStream:
                 case Apply():
                     self._apply(action)
                 case Forget():
-                    self._say(0, (self._blocks.clear(),))
+                    self._say(0, (self._blocks.clear(),), self._engine_time)
                 case AskReplay():
                     self._ask_replay(action.start)
                 case Believe():
@@ -188,25 +169,9 @@ class KvStream:
         events = self._blocks.resolve(decoded.events)
         if self._blocks.is_windowed and not was_windowed:
             self._believe(Trust.BLIND, "engine keeps only parts of its prefixes")
-        self._say(batch.sequence, events)
+        self._say(batch.sequence, events, self._engine_time)
         if any(isinstance(event, Cleared) for event in events):
             self._act(self._sequence.cleared())
-
-    def _say(self, sequence: int, events: tuple[KvEvent, ...]) -> None:
-        """Emit a batch, an empty one too: it tells that the engine made a step."""
-        self._emit(
-            KvEvents(
-                worker=self._source.worker,
-                sequence=sequence,
-                engine_time=self._engine_time,
-                received_at=self._now(),
-                events=events,
-            )
-        )
-
-    def _believe(self, trust: Trust, reason: str) -> None:
-        if not self._blocks.is_windowed or trust is Trust.BLIND:
-            self._emit(TrustChanged(worker=self._source.worker, trust=trust, reason=reason))
 
     def _ask_replay(self, start: int) -> None:
         """Ask on a socket of its own, so that no answer to an earlier question comes between."""

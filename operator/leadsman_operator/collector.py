@@ -30,7 +30,8 @@ from leadsman_engines.discovery import (
 )
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.kv_drain import KvDrain
-from leadsman_engines.kv_stream import KvSource, KvStream
+from leadsman_engines.kv_follower import KvSource
+from leadsman_engines.kv_stream import KvStream
 from leadsman_engines.load_stream import LoadStream
 from leadsman_engines.metrics import EngineMetrics
 

@@ -14,7 +14,7 @@ from leadsman.records import KvEvents, Stored, Trust, TrustChanged
 from leadsman.units import WorkerId
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.kv_drain import KvDrain
-from leadsman_engines.kv_stream import KvSource
+from leadsman_engines.kv_follower import KvSource
 
 W = WorkerId("w:8000")
 SIZE = 4

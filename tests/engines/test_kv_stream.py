@@ -11,7 +11,8 @@ from leadsman.keys import block_keys, namespace_seed
 from leadsman.records import Cleared, KvEvents, Trust, TrustChanged
 from leadsman.units import WorkerId
 from leadsman_engines.blocks import EngineBlocks
-from leadsman_engines.kv_stream import KvSource, KvStream
+from leadsman_engines.kv_follower import KvSource
+from leadsman_engines.kv_stream import KvStream
 
 W = WorkerId("w:1")
 KEYS = block_keys(np.arange(40, dtype=np.uint32), 2, namespace_seed(secret=b"s", model="m"))
