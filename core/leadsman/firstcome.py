@@ -18,6 +18,7 @@ from leadsman.future import FutureCache
 from leadsman.mirror import Mirror
 from leadsman.replay import Replay
 from leadsman.running import Passage, Running
+from leadsman.schedulers import prompts_go_first
 from leadsman.sequence import NOTHING, Seq
 from leadsman.steptime import StepWeights
 from leadsman.units import RequestId, Seconds, Tokens
@@ -41,7 +42,7 @@ def is_first_come(replay: Replay) -> bool:
     """Say whether a replay's rules and state are those of an ordinary first-come queue."""
     settings = replay.settings
     return (
-        settings.engine == "vllm"
+        not prompts_go_first(settings)
         and settings.policy == "fcfs"
         and replay.in_lockstep
         and settings.enable_chunked_prefill

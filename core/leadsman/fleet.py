@@ -4,7 +4,6 @@ A `Fleet` is fed with records, whoever wrote them, and asked for decisions. A de
 work at the moment of the pick, so that the next request of a burst sees it.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 from random import Random
 from typing import assert_never
@@ -59,8 +58,8 @@ class Fleet:
         self.workers: dict[WorkerId, WorkerState] = {}
         self.index = CacheIndex()
         self._lengths: dict[str, Lengths] = {}
-        self._returns: defaultdict[str, Returns] = defaultdict(Returns)
-        self._looks: defaultdict[str, Looks] = defaultdict(Looks)
+        self._returns: dict[str, Returns] = {}
+        self._looks: dict[str, Looks] = {}
         self._homes: dict[str, WorkerId] = {}
         self._families = Families()
         self._standings: dict[str, Standing] = {}
@@ -94,8 +93,8 @@ class Fleet:
             idle_since=idle_since,
             all_ready=standing.all_ready,
             home=self._homes.get(request.session) if request.session is not None else None,
-            returns=self._returns[request.model],
-            looks=self._looks[request.model],
+            returns=self._returns.get(request.model) or Returns(),
+            looks=self._looks.get(request.model) or Looks(),
         )
         return everyone.at(standing.able(request.prompt_tokens, request.endpoints))
 
@@ -135,10 +134,15 @@ class Fleet:
         return {name: sum(not f.is_ghost for f in list(all_.values())) for name, all_ in flights}
 
     def _standing(self, model: str) -> Standing:
+        """Give the workers of a model; one that nobody serves is not remembered."""
         standing = self._standings.get(model)
         if standing is None:
             states = [s for s in self.workers.values() if s.settings.model == model]
-            standing = self._standings[model] = Standing(states)
+            standing = Standing(states)
+            if states:
+                self._standings[model] = standing
+                self._returns.setdefault(model, Returns())
+                self._looks.setdefault(model, Looks())
             for state in states:
                 state.changed = standing.changed
         return standing
@@ -268,6 +272,9 @@ class Fleet:
         self._seat(gone.endpoint)
         self.index.purge(worker)
         self._standings.clear()
+        served = {state.settings.model for state in self.workers.values()}
+        self._returns = {model: own for model, own in self._returns.items() if model in served}
+        self._looks = {model: own for model, own in self._looks.items() if model in served}
         self._lessons += 1
 
     def _relearn(self, state: WorkerState) -> None:

@@ -25,7 +25,7 @@ from leadsman.engine import EngineSettings
 from leadsman.ghosts import Ghosts
 from leadsman.holding import Flight
 from leadsman.records import GPU, Ended, Granted, KvEvents, Stored
-from leadsman.schedulers import replay_for
+from leadsman.schedulers import prompts_go_first, replay_for, tells_early
 from leadsman.sequence import Seq
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.units import BlockKey, Blocks, RequestId, Seconds, Tokens
@@ -262,7 +262,7 @@ class Mirror(Ghosts):
         replay = self.replay
         self._call_up(seq)
         most = max(1, tokens - replay.generated(seq))
-        if seq.id not in replay.decoding or self.settings.engine == "sglang":
+        if seq.id not in replay.decoding or prompts_go_first(self.settings):
             most += self._steps_to_first()
         if self._commit_until(lambda: replay.generated(seq) >= tokens, at, most):
             self._settle(at)
@@ -320,7 +320,7 @@ class Mirror(Ghosts):
 
         With async scheduling vLLM tells it when the step *before* that one ends.
         """
-        size, told_early = self.settings.block_size, self._tells_early
+        size, told_early = self.settings.block_size, tells_early(self.settings)
 
         def is_there() -> bool:
             return self._computed(seq) + size - 1 >= depth * size

@@ -20,6 +20,21 @@ def findable(run: object, request: RequestId, computed: Tokens) -> Tokens:
     return run.stored(request, computed) if isinstance(run, SglangReplay) else computed
 
 
+def prompts_go_first(settings: EngineSettings) -> bool:
+    """Whether whoever decodes waits while a prompt is computed, as in SGLang."""
+    return settings.sglang is not None
+
+
+def tells_early(settings: EngineSettings) -> bool:
+    """Whether events tell of a step's blocks before it ends: SGLang's tell after."""
+    return settings.async_scheduling and settings.sglang is None
+
+
+def steps_together(settings: EngineSettings) -> bool:
+    """Whether an engine steps together with the other ranks of its server."""
+    return settings.sglang is not None and settings.sglang.steps_together
+
+
 def lost_to_eagle(settings: EngineSettings) -> tuple[Tokens, Blocks]:
     """Count what drafting from its own states costs: tokens at a prompt's end, and blocks found.
 

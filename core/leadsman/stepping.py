@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from leadsman.engine import EngineSettings
 from leadsman.holding import Holding
+from leadsman.schedulers import tells_early
 from leadsman.sequence import Seq, Step
 from leadsman.steptime import StepFeatures, StepLearner
 from leadsman.units import Seconds, Tokens
@@ -121,15 +122,10 @@ class Stepping(Holding):
         self._unsettled.append((step.features, self._last_seconds))
         return step
 
-    @property
-    def _tells_early(self) -> bool:
-        """Whether events tell of a step's blocks before it ends: SGLang's tell after."""
-        return self.settings.async_scheduling and self.settings.engine == "vllm"
-
     def _await_evidence(self) -> None:
         """With async scheduling the events tell of an admission a step ahead: without, none was."""
         waiting = self.replay.waiting
-        if not (self._tells_early and self.follows_events and waiting):
+        if not (tells_early(self.settings) and self.follows_events and waiting):
             return
         seq = waiting[0]
         flight = self.flights.get(seq.id)

@@ -37,6 +37,7 @@ from leadsman.records import (
 )
 from leadsman.request import Request
 from leadsman.residuals import PROMISED, BetterOf, Residuals
+from leadsman.schedulers import steps_together
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.trust import CacheTrust
 from leadsman.units import BlockKey, Blocks, Keys, RequestId, Seconds, Tokens, WorkerId
@@ -130,11 +131,13 @@ class WorkerState:
     @property
     def steps_together(self) -> bool:
         """Whether it steps together with the other ranks of its server."""
-        return self.settings.sglang is not None and self.settings.sglang.steps_together
+        return steps_together(self.settings)
 
     def price(self, request: Request, now: Seconds) -> Price:
         """Replay this worker with the request behind all that it has; moves the mirror to `now`."""
-        return self._price(request, self._as_granted(request, now), self.weights)
+        price = self._price(request, self._as_granted(request, now), self.weights)
+        self._last_wait = (now, 0.9 * price.queue_wait)
+        return price
 
     def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:
         """Add to a price how far off it may be, and what it rests on."""
@@ -185,7 +188,6 @@ class WorkerState:
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
         load = 0.0 if reach is None else reach.seconds
-        self._last_wait = (granted.at, 0.9 * (found.scheduled_at - granted.at))
         return Price(
             worker=self.worker,
             queue_wait=found.scheduled_at - granted.at,

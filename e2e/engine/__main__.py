@@ -20,7 +20,7 @@ from pathlib import Path
 from leadsman.units import Seconds
 from leadsman_bench.traces import TraceRequest
 
-from engine.cells import Cell, cell, pooled
+from engine.cells import Measured, measured, pooled
 from engine.curve import CurveFit, fit, work
 from engine.faults import FAULTS, faults
 from engine.plan import Plans, at_once, parted, wanted
@@ -41,7 +41,7 @@ class Run:
     options: argparse.Namespace
     plans: Plans
     began: Seconds = field(default_factory=time.monotonic)
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[Measured] = field(default_factory=list)
     curves: dict[int, CurveFit] = field(default_factory=dict)
     capacity: dict[int, float] = field(default_factory=dict)
     stretch: dict[int, float] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Run:
         planned = wanted(f"{slots}-{load:g}-{around:g}", rows, self.span(slots, rows, load))
         through, beside = parted(planned, around, self.options.seed)
         played = up.play(through, beside)
-        figures = cell(played, up.outcomes(), name=name, slots=slots, load=load, around=around)
+        figures = measured(played, up.outcomes(), name=name, slots=slots, load=load, around=around)
         self.cells.append(figures)
         self.write()
 

@@ -22,7 +22,7 @@ NEXT: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Measured:
     """What came of one play. load: in units of the measured capacity; around: the share of the
     requests that did not come through Leadsman, and are not counted here.
 
@@ -56,7 +56,7 @@ def graded(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Grade]]:
     return [(one, grade) for one, grade in zip(outcomes, grades, strict=True) if grade is not None]
 
 
-def cell(
+def measured(
     played: Sequence[Played],
     outcomes: Sequence[Outcome],
     *,
@@ -64,7 +64,7 @@ def cell(
     slots: int,
     load: float,
     around: float,
-) -> Cell:
+) -> Measured:
     """Sum up one play."""
     sent = {one.planned.id: one for one in played}
     found = graded([one for one in outcomes if one.request in sent])
@@ -79,7 +79,7 @@ def cell(
         for _, grade in found
         if (waited := sent[grade.request].ttft) is not None
     ]
-    return Cell(
+    return Measured(
         name=name,
         slots=slots,
         load=load,
@@ -100,7 +100,7 @@ def cell(
     )
 
 
-def pooled(cells: Sequence[Cell], share: str) -> float | None:
+def pooled(cells: Sequence[Measured], share: str) -> float | None:
     """Give a share of all graded requests together."""
     known = [(getattr(one, share), one.graded) for one in cells if getattr(one, share) is not None]
     return sum(part * count for part, count in known) / sum(c for _, c in known) if known else None

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from engine.cells import Cell
+from engine.cells import Measured
 from engine.curve import CurveFit
 
 WITHIN, WITHIN_AROUND, CACHE_OFF = 0.95, 0.85, 0.005
@@ -18,13 +18,13 @@ COVERED: Final = 0.9
 RIGHT_WITHIN: Final[Seconds] = 10.0
 
 
-def meets_goals(cells: Sequence[Cell], recovered: Mapping[str, Seconds | None]) -> bool:
+def meets_goals(cells: Sequence[Measured], recovered: Mapping[str, Seconds | None]) -> bool:
     """Say whether every goal was met."""
     return all(map(_meets, cells)) and all(_is_soon(after) for after in recovered.values())
 
 
 def show(
-    cells: Sequence[Cell],
+    cells: Sequence[Measured],
     fits: Mapping[int, CurveFit],
     capacity: Mapping[int, float],
     recovered: Mapping[str, Seconds | None],
@@ -44,7 +44,7 @@ def show(
         console.print(f"right again after {name}: {said} {mark}")
 
 
-def _table(cells: Sequence[Cell]) -> Table:
+def _table(cells: Sequence[Measured]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("", "requests", "graded", "0.1 s or 15 %", "median", "p90 error", "cache off"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -62,7 +62,7 @@ def _table(cells: Sequence[Cell]) -> Table:
     return table
 
 
-def _meets(one: Cell) -> bool:
+def _meets(one: Measured) -> bool:
     if one.within_relative is None or one.cache_mismatch is None or one.covered is None:
         return False
     if one.around:

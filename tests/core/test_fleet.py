@@ -1,3 +1,4 @@
+from dataclasses import replace
 from random import Random
 from zlib import crc32
 
@@ -425,3 +426,24 @@ def test_a_witness_is_wanted_only_of_workers_that_are_there():
 
     assert fleet.wants_witness(A)
     assert not fleet.wants_witness(B)
+
+
+def test_models_that_clients_make_up_leave_nothing_behind():
+    fleet = fleet_of(A)
+
+    for number in range(50):
+        fleet.block_sizes(f"made-up-{number}")
+        fleet.candidates(replace(ask(f"r{number}"), model=f"made-up-{number}"), 1.0)
+
+    assert fleet._standings.keys() | fleet._returns.keys() | fleet._looks.keys() <= {"m"}
+
+
+def test_a_model_that_nobody_serves_any_more_leaves_nothing_behind():
+    fleet = fleet_of(A)
+    fleet.candidates(ask("r"), 1.0)
+
+    fleet.apply(WorkerGone(worker=A), 2.0)
+
+    assert not fleet._standings
+    assert not fleet._returns
+    assert not fleet._looks

@@ -238,3 +238,28 @@ def test_keys_of_another_block_size_are_worth_nothing_here():
     price = state.price(request("r", 4096, keys={64: others}), 1.0)
 
     assert price.cached_tokens == 0
+
+
+def test_a_grant_leaves_the_floor_of_the_wait_to_the_price_that_chose_it():
+    state = worker()
+    state.adopt(
+        Learned(
+            worker=WORKER,
+            fingerprint=state.curves.fingerprint,
+            samples=(),
+            step_weights=tuple(5 * weight for weight in WEIGHTS),
+        )
+    )
+    for number in range(12):
+        served(state, number, slower=0.2)
+    for number in range(6):
+        reserve(state, request(f"ahead{number}", 20_000), 500.0)
+
+    asked = request("asked")
+    price = state.price(asked, 500.0)
+    floor = state._last_wait
+    state.reserve(asked, price, 500.0)
+
+    assert state.learner.prior != state.learner.weights
+    assert price.queue_wait > 0
+    assert state._last_wait == floor == (500.0, 0.9 * price.queue_wait)

@@ -3,7 +3,7 @@ import socket
 import threading
 
 import pytest
-from engine.cells import cell, graded, recovered
+from engine.cells import graded, measured, recovered
 from engine.curve import fit
 from engine.plan import Plans, at_once, parted, wanted
 from engine.relay import Relay
@@ -84,7 +84,7 @@ def test_a_play_is_summed_up_from_the_pickers_lines_and_the_clients():
     refused = played(row, status=429, reason="would_wait_too_long")
     told = [outcome("x-0000", predicted=1.2, ttft=1.0, cached=(0, 128), bound=0.9)]
 
-    found = cell([played(row), refused], told, name="c", slots=4, load=1.0, around=0.0)
+    found = measured([played(row), refused], told, name="c", slots=4, load=1.0, around=0.0)
 
     assert (found.requests, found.graded, found.broken) == (2, 1, 0)
     assert (found.within_relative, found.cache_mismatch, found.covered) == (0.0, 1.0, 0.0)
