@@ -155,11 +155,16 @@ class Fleet:
         for size, keys in request.keys.items():
             places, workers = standing.by_size.get(size, (None, ()))
             if places is not None and len(keys):
-                found = self.index.match(keys[: (request.prompt_tokens - 1) // size], workers)
+                most = (request.prompt_tokens - 1) // size
+                found = self.index.match(keys[:most], workers)
                 depths = found.gpu
                 if found.any_tier is not found.gpu:
                     credited = [self.workers[worker].lower.are_credited for worker in workers]
                     depths = np.where(credited, found.any_tier, found.gpu)
+                for place, worker in enumerate(workers):
+                    if self.workers[worker].lower.finds_others:
+                        of_all = self.index.reach_of_all(worker, keys[:most])
+                        depths[place] = max(depths[place], of_all)
                 cached[places] = depths * size
         return cached
 
@@ -213,7 +218,8 @@ class Fleet:
                 return
         lengths = self._lengths.setdefault(seen.settings.model, self._new_lengths())
         fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
-        fresh.claims, fresh.asked_at = self.index.reach, now
+        fresh.claims, fresh.of_all = self.index.reach, self.index.reach_of_all
+        fresh.asked_at = now
         if state is not None:
             fresh.belief, fresh.lower = state.belief, state.lower
             fresh.mirror.pool.set_trust(self.index.trust(seen.worker))

@@ -206,6 +206,18 @@ class CacheIndex:
         runs = leading_runs(keys, self._table, tiers, self._columns.credited)
         return int(runs[self._place(worker).column])
 
+    def reach_of_all(self, worker: WorkerId, keys: Keys) -> Blocks:
+        """Count the leading blocks that a worker holds on its GPU, or anybody in a lower tier."""
+        lower = [held for name, held in self._tiers.items() if name != GPU and not is_group(name)]
+        lower = [held for held in lower if any(held.blocks.values())]
+        if not lower or not keys.size:
+            return 0
+        rows, credited = self._table.rows(keys), self._columns.credited
+        held = self._tiers[GPU].holds(rows, self._place(worker).column)
+        for tier in lower:
+            held |= (tier.holders(rows) & credited).any(axis=1)
+        return int(keys.size if held.all() else held.argmin())
+
     def holds(self, worker: WorkerId, keys: Keys, tier: str = GPU) -> Flags:
         """Tell which blocks the worker holds in a tier, whatever its trust."""
         place = self._columns.find(worker)

@@ -5,6 +5,11 @@ believed from the start, since its stream keeps it right; one that only ever say
 is believed once requests were seen to find what it claims. Whatever is claimed of each granted
 request, credited or not, is held against what the request found, and the latest count most.
 
+A tier may be one that many share, as a store of Mooncake's or LMCache's: its engine finds what any
+other put there. No event says so. So what others' tiers hold beyond a worker's own is claimed for
+it too, as one tier more, which is believed like any other that only says what was stored: once
+requests were seen to find it.
+
 Bringing tokens back takes time in proportion to them. How much is learned from the same requests:
 what the first token came later than it would have, had they been on the GPU. Before the first of
 them it is assumed to take half of what computing them takes.
@@ -20,6 +25,9 @@ from typing import Final
 from leadsman.records import GPU, Cleared, KvEvent, Removed, Stored
 from leadsman.units import Blocks, Seconds, Tokens
 from leadsman.windows import is_group
+
+OTHERS: Final = "of others"
+"""Names what the tiers of other workers hold, as a tier of this one."""
 
 FADE: Final = 0.8
 """Weight of what was known before, at each outcome."""
@@ -66,6 +74,7 @@ class LowerTiers:
 
     def __init__(self) -> None:
         self._tiers: dict[str, _Tier] = {}
+        self._others = _Tier()
 
     @property
     def names(self) -> list[str]:
@@ -76,6 +85,14 @@ class LowerTiers:
     def are_credited(self) -> bool:
         """Whether any of them is."""
         return any(tier.is_credited for tier in self._tiers.values())
+
+    @property
+    def finds_others(self) -> bool:
+        """Whether it was lately seen to find what others' tiers hold."""
+        return self._others.is_credited
+
+    def _of(self, name: str) -> _Tier:
+        return self._others if name == OTHERS else self._tiers[name]
 
     def note(self, events: Iterable[KvEvent]) -> None:
         """Learn which tiers there are, and which of them say what leaves them."""
@@ -88,12 +105,12 @@ class LowerTiers:
 
     def reach(self, claim: Claim, size: Tokens, compute: Seconds) -> Reach | None:
         """Choose the credited tier that reaches furthest; compute: seconds a token computed."""
-        credited = [name for name in claim.with_tier if self._tiers[name].is_credited]
+        credited = [name for name in claim.with_tier if self._of(name).is_credited]
         best = max(credited, key=claim.with_tier.__getitem__, default=None)
         if best is None or claim.with_tier[best] <= claim.gpu:
             return None
         tokens = (claim.with_tier[best] - claim.gpu) * size
-        rate = self._tiers[best].rate
+        rate = self._of(best).rate
         rate = UNMEASURED * compute if rate is None else rate
         return Reach(blocks=claim.with_tier[best], tokens=tokens, seconds=rate * tokens)
 
@@ -106,7 +123,7 @@ class LowerTiers:
         for name, blocks in claim.with_tier.items():
             if blocks <= claim.gpu or claim.gpu > found:
                 continue
-            tier, more = self._tiers[name], found - claim.gpu
+            tier, more = self._of(name), found - claim.gpu
             is_hit = 2 * more > blocks - claim.gpu
             tier.hits = FADE * tier.hits + is_hit
             tier.outcomes = FADE * tier.outcomes + 1.0

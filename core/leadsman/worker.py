@@ -21,7 +21,7 @@ from leadsman.firstcome import Forecast
 from leadsman.followers import Followers
 from leadsman.holding import Flight
 from leadsman.lengths import Floats, Lengths, beyond
-from leadsman.lower import Claim, LowerTiers, Reach
+from leadsman.lower import OTHERS, Claim, LowerTiers, Reach
 from leadsman.mirror import ARRIVAL_DELAY, Mirror
 from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
@@ -81,7 +81,8 @@ class WorkerState:
     """Everything known of one worker. `lengths` is shared by all workers of a model.
 
     beside: the other ranks of its server, where all of them step together.
-    claims: counts the leading blocks that it holds on its GPU or in a tier, by its fleet's index.
+    claims: counts the leading blocks that it holds on its GPU or in a tier, by its fleet's index;
+    of all: or anybody in a tier below the GPU.
     changed: where it puts itself when something happens to it; its fleet says which set.
     """
 
@@ -93,6 +94,7 @@ class WorkerState:
         self.belief = CacheTrust()
         self.lower = LowerTiers()
         self.claims: Callable[[WorkerId, Keys, str], Blocks] | None = None
+        self.of_all: Callable[[WorkerId, Keys], Blocks] | None = None
         self.curves = CurveLearner(fingerprint(seen.settings))
         self.lengths = lengths
         self.known = known
@@ -200,13 +202,18 @@ class WorkerState:
         )
 
     def _claim(self, granted: Granted) -> Claim | None:
-        """Ask what its tiers below the GPU claim of a request; None where it has none."""
-        names = self.lower.names
-        if not names or self.claims is None or not granted.reads_cache:
+        """Ask what tiers below the GPU claim of a request, others' too; None where none does."""
+        if self.claims is None or self.of_all is None or not granted.reads_cache:
             return None
         keys = granted.keys[: (granted.prompt_tokens - 1) // self.settings.block_size]
-        claims = {name: self.claims(self.worker, keys, name) for name in names}
-        return Claim(gpu=self.claims(self.worker, keys, GPU), with_tier=claims)
+        claims = {name: self.claims(self.worker, keys, name) for name in self.lower.names}
+        of_all = self.of_all(self.worker, keys)
+        if not claims and not of_all:
+            return None
+        gpu = self.claims(self.worker, keys, GPU)
+        if of_all > max(gpu, *claims.values(), 0):
+            claims[OTHERS] = of_all
+        return Claim(gpu=gpu, with_tier=claims) if claims else None
 
     def _reach(self, claim: Claim | None, weights: StepWeights) -> Reach | None:
         if claim is None:

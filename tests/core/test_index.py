@@ -151,6 +151,21 @@ class IndexMachine(RuleBasedStateMachine):
             assert gpu == self.naive[worker].run(prompt, [GPU])
             assert either == self.naive[worker].run(prompt, TIERS)
 
+    @rule(prompt=some_keys, worker=workers)
+    def reach_of_all(self, prompt, worker):
+        if worker not in self.naive:
+            return
+        naive = self.naive[worker]
+
+        def is_there(key):
+            others = any(n.fresh[key, t] for n in self.naive.values() for t in TIERS[1:])
+            return bool(naive.fresh[key, GPU]) or others
+
+        run = next((n for n, k in enumerate(prompt.tolist()) if not is_there(k)), prompt.size)
+        assert self.index.reach_of_all(worker, prompt) in {run, 0}
+        if any(is_there(key) and not naive.fresh[key, GPU] for key in prompt.tolist()):
+            assert self.index.reach_of_all(worker, prompt) == run
+
     @rule(prompt=some_keys, worker=workers, tier=tiers)
     def holds(self, prompt, worker, tier):
         held = self.index.holds(worker, prompt, tier)

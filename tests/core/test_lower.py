@@ -3,7 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from leadsman.lower import UNMEASURED, Claim, LowerTiers
-from leadsman.records import GPU, Cleared, Removed, Stored
+from leadsman.records import (
+    GPU,
+    Cleared,
+    KvEvents,
+    Removed,
+    Stored,
+    Trust,
+    WorkerGone,
+    WorkerSeen,
+)
+from leadsman.request import Request
+from leadsman.units import RequestId, WorkerId
 
 from .served import BLOCKS, SIZE, Engine, W, keys
 
@@ -139,3 +150,103 @@ def test_a_reset_of_one_tier_leaves_the_others(engine):
 
     assert engine.fleet.index.reach(W, keys(1), "CPU") == 0
     assert engine.credit(2) == WHOLE
+
+
+class Shared:
+    """The engine, and another worker that only says what it put into a tier."""
+
+    def __init__(self, **fields):
+        self.engine = Engine(**fields)
+        self.other = WorkerId("other:8000")
+        seen = WorkerSeen(
+            worker=self.other, endpoint=self.other, settings=self.engine.settings, ready=False
+        )
+        self.engine.tell(seen)
+        self.batches = 0
+
+    def put(self, *seeds):
+        self.batches += 1
+        self.engine.tell(
+            KvEvents(
+                worker=self.other,
+                sequence=self.batches,
+                engine_time=self.engine.now,
+                received_at=self.engine.now,
+                events=tuple(Stored(keys=keys(seed), tier="STORAGE") for seed in seeds),
+            )
+        )
+
+
+def test_what_others_put_into_a_tier_is_credited_once_a_request_was_seen_to_find_it():
+    shared = Shared()
+    shared.put(*range(10))
+
+    first = shared.engine.serve(0, found=WHOLE)
+    second = shared.engine.serve(1, found=WHOLE)
+
+    assert first == (0, WHOLE)
+    assert second == (WHOLE, WHOLE)
+    assert shared.engine.price.loaded_tokens == WHOLE
+
+
+def test_a_load_from_a_shared_tier_is_priced_as_long_as_loads_took():
+    shared, load = Shared(), 0.4
+    shared.put(*range(60))
+    for seed in range(40):
+        alone = shared.engine.serve(1000 + seed)
+        shared.engine.serve(seed, found=WHOLE, ttft=load)
+
+    assert alone == (0, 0)
+    assert shared.engine.price.ttft == pytest.approx(load, rel=0.2)
+
+
+def test_tiers_that_others_have_for_themselves_are_never_credited():
+    shared = Shared()
+    shared.put(*range(10))
+
+    served = [shared.engine.serve(seed) for seed in range(10)]
+
+    assert served == [(0, 0)] * 10
+
+
+def test_a_shared_tier_that_lets_requests_down_is_no_longer_credited():
+    shared = Shared()
+    shared.put(*range(20))
+    for seed in range(4):
+        shared.engine.serve(seed, found=WHOLE)
+
+    served = [shared.engine.serve(seed, found=0)[0] for seed in range(4, 12)]
+
+    assert served[0] == WHOLE
+    assert served[-1] == 0
+    assert shared.engine.state.belief.trust is Trust.LIVE
+
+
+def test_what_another_worker_takes_with_it_is_no_longer_claimed():
+    shared = Shared()
+    shared.put(*range(10))
+    shared.engine.serve(0, found=WHOLE)
+
+    shared.engine.tell(WorkerGone(worker=shared.other))
+
+    assert shared.engine.serve(5, found=0) == (0, 0)
+
+
+def test_the_floor_of_a_price_knows_of_shared_tiers():
+    shared = Shared()
+    shared.put(*range(10))
+    shared.engine.serve(0, found=WHOLE)
+
+    candidates = shared.engine.fleet.candidates(asked(3), shared.engine.now)
+
+    assert candidates.cached.tolist() == [WHOLE, 0]
+
+
+def asked(seed):
+    return Request(
+        id=RequestId("asked"),
+        model="m",
+        prompt_tokens=SIZE * BLOCKS + 5,
+        arrived_at=0.0,
+        keys={SIZE: keys(seed)},
+    )

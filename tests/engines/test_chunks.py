@@ -125,3 +125,26 @@ def test_what_is_held_is_what_the_chunks_that_are_there_span(places):
 
     held = listener.index.holds(W, KEYS, "CPU").tolist()
     assert held == [block * SIZE // SPAN in there for block in range(len(KEYS))]
+
+
+def test_a_servers_chunks_are_withdrawn_and_said_again_after_a_loss():
+    """As LMCache 0.5.6's adapter tells a server's: one chunk an event, names of 32 bytes.
+
+    Source: LMCache 0.5.6 integration/vllm/vllm_multi_process_adapter.py, _resync_kv_events.
+    """
+    listener, names = Listener(), [bytes([n]) * 32 for n in range(3)]
+    chunks = [
+        stored(n, 1, medium="CPU")
+        | {"block_hashes": [names[n]], "parent_block_hash": names[n - 1] if n else None}
+        for n in range(3)
+    ]
+    withdrawn = {"type": "BlockRemoved", "block_hashes": names, "medium": "CPU"}
+
+    listener.hear(*chunks)
+    before = listener.depths()
+    listener.hear(withdrawn)
+    between = listener.depths()
+    listener.hear(*chunks)
+
+    assert before == listener.depths() == (0, 3 * SPAN // SIZE)
+    assert between == (0, 0)
