@@ -152,8 +152,9 @@ class CacheTrust:
             self._judged.update(one.request for one in inside)
         believed = sum(one.believed for one in inside)
         claimed = sum(one.claimed for one in inside)
-        # To the token: what strangers found is not taken for what is in doubt.
-        vouched = self._vouch(was_there=more == claimed) if claimed > believed else None
+        # To the token: what others found is not taken for what is in doubt, nor held against it.
+        is_told = claimed > believed and more <= claimed
+        vouched = self._vouch(was_there=more == claimed) if is_told else None
         is_sure = not more and any(one.is_alone for one in inside)
         return vouched or self._judge(believed, round(more), before.at, sample.at, is_sure=is_sure)
 

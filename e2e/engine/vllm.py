@@ -110,12 +110,16 @@ class Engine:
 
     def _environment(self) -> Mapping[str, str]:
         own = {} if self.python is None else {"PYTHONPATH": ""}
-        return os.environ | own | {
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": str(min(CORES)),
-            "HF_HUB_OFFLINE": "1",
-        }
+        return (
+            os.environ
+            | own
+            | {
+                "VLLM_SERVER_DEV_MODE": "1",
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": str(min(CORES)),
+                "HF_HUB_OFFLINE": "1",
+            }
+        )
 
 
 def template() -> Path:
