@@ -122,7 +122,7 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         (
             profile("p", selector=SELECTOR, engine="TGI"),
             "spec.engine",
-            'supported values: "vLLM"',
+            'supported values: "SGLang", "vLLM"',
         ),
     ],
 )
