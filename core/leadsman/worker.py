@@ -232,7 +232,9 @@ class WorkerState:
         """Expect the ends of all that decode anew."""
         replay = self.mirror.replay
         seqs = list(replay.decoding.values())
-        anybody = self.lengths.below() if self.mirror.ghosts else None
+        # Of a stranger nothing was asked, nor of who decodes still where its end is known already.
+        are_known = all(seq.id in self._below for seq in seqs)
+        anybody = None if are_known else self.lengths.below()
         below = np.array([self._below.get(seq.id, anybody) for seq in seqs])
         generated = [replay.generated(seq) for seq in seqs]
         room = [(seq.limit or UNCAPPED) - made for seq, made in zip(seqs, generated, strict=True)]

@@ -39,6 +39,7 @@ SETTINGS = EngineSettings(
     block_size=SIZE,
     num_blocks=2000,
 )
+WORKER_SEEN = WorkerSeen(worker=WORKERS[0], endpoint=WORKERS[0], settings=SETTINGS)
 WEIGHTS = (0.008, 3e-5, 8e-11, 2e-5, 5e-9, 0.004)
 
 
@@ -84,6 +85,19 @@ def test_no_price_is_below_its_floor(queued, asked, later):
     own, wait, *_ = standing.floors(asked[0], np.array([price.cached_tokens]), now)
     assert price.queue_wait >= wait[0] - 1e-9
     assert price.ttft >= own[0] + wait[0] - 1e-9
+
+
+def test_who_decodes_and_was_not_asked_about_ends_as_anybody_does():
+    state = WorkerState(WORKER_SEEN, Lengths(), CURVE)
+    for number in range(3):
+        state.take(state._as_granted(request(f"q{number}", 200, number), 0.0))
+    for _ in range(4):
+        state.mirror._commit()
+    assert len(state.mirror.replay.decoding) == 3
+    state._below.pop("q1")
+    state._crowd = None
+
+    assert state.price(request("asked", 1000, 9), 1.0).ttft > 0
 
 
 @st.composite
