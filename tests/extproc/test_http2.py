@@ -286,7 +286,8 @@ def test_calls_whose_connection_is_lost_are_gone_once_each():
 
 
 @pytest.mark.parametrize(
-    "ending", [data(1, flags=frames.END_STREAM), data(1, b"finish"), frames.rst_stream(1, 8)]
+    "ending",
+    [data(1, flags=frames.END_STREAM), data(1, b"finish"), frames.rst_stream(1, ErrorCode.CANCEL)],
 )
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_call_that_is_over_leaves_nothing_for_the_garbage_collector_to_find(ending, window):
