@@ -28,6 +28,9 @@ HOT = {
         "bodies chat events exchange fields gather grants messages_api models own_tokens picking "
         "prompts reading segments session sse templates verdict watch wire wishes"
     ),
+    "engines/leadsman_engines/simulated": (
+        "blocks cache engine hardware scheduler sequences steps stretch"
+    ),
 }
 
 

@@ -13,7 +13,8 @@ settings.load_profile("leadsman")
 def pytest_configure():
     """Refuse to test what was compiled before its source was last changed."""
     root = Path(__file__).parent.parent
-    for compiled in [*root.glob("core/*/*.so"), *root.glob("extproc/**/*.so")]:
+    layers = ("core", "engines", "extproc")
+    for compiled in [path for layer in layers for path in root.glob(f"{layer}/*/**/*.so")]:
         source = compiled.with_name(compiled.name.split(".")[0] + ".py")
         if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
             raise pytest.UsageError(f"{compiled} is older than its source: run make install")

@@ -13,7 +13,6 @@ draws that it was not chosen from.
 Ignored: that an engine may be killed or slowed before the first token.
 """
 
-import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -93,8 +92,7 @@ class Chance:
         """See a request that has just been sent, and the worker as it is now."""
         self._sent += 1
         if self._sent % self._every == 0:
-            frozen = pickle.dumps(worker.engine)
-            draws = [self._draw(frozen, stream, worker) for _ in range(DRAWS)]
+            draws = [self._draw(stream, worker) for _ in range(DRAWS)]
             self.sampled.append(Sampled(stream, draws))
         prediction = stream.admitted.prediction
         request = stream.offer.request
@@ -102,10 +100,10 @@ class Chance:
         came = (stream.sent_at, request.prompt_tokens - cached, stream.offer)
         self._recent[worker.id].append(came)
 
-    def _draw(self, frozen: bytes, stream: Stream, worker: VirtualWorker) -> Seconds:
+    def _draw(self, stream: Stream, worker: VirtualWorker) -> Seconds:
         """Run a copy of the engine to the request's first token, with a chance of its own."""
-        engine: SimulatedEngine = pickle.loads(frozen)  # noqa: S301  # of our own making
-        engine.rng = Random(self._rng.random())
+        assert isinstance(worker.engine, SimulatedEngine)
+        engine = worker.engine.copy(Random(self._rng.random()))
         for tracked in engine.unfinished:
             offer, cap = worker.streams[tracked.id].offer, tracked.last_useful - tracked.prompt
             made = tracked.tokens - tracked.prompt

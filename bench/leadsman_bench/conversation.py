@@ -152,7 +152,7 @@ class _Conversations:
     def __init__(self, model: ConversationModel, rng: Random) -> None:
         self._model = model
         self._rng = rng
-        self._numbers = count(1)
+        self._next_piece = 1
         self._mood = NormalDist()
 
     def run(self, requests_per_s: float) -> Iterator[TraceRequest]:
@@ -209,11 +209,11 @@ class _Conversations:
         shared = (len(start) - 1) * PIECE_TOKENS + 1
         tokens = min(max(tokens, shared), self._model.longest_input)
         pieces = -(-tokens // PIECE_TOKENS)
-        own = tuple(next(self._numbers) for _ in range(pieces - len(start)))
+        first, self._next_piece = self._next_piece, self._next_piece + max(0, pieces - len(start))
         output = draw(self._model.output, self._mood.cdf(mood))
         return TraceRequest(
             at=at,
             input_tokens=tokens,
             output_tokens=max(1, round(output)),
-            pieces=start[:pieces] + own,
+            pieces=start[:pieces] + tuple(range(first, self._next_piece)),
         )

@@ -4,7 +4,6 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leadsman_engines.simulated import stretch
 from leadsman_engines.simulated.blocks import BlocksStored, CacheCleared
 from leadsman_engines.simulated.engine import SimulatedEngine
 from leadsman_engines.simulated.presets import presets
@@ -207,9 +206,10 @@ def test_an_id_in_use_and_a_time_that_goes_back_are_refused():
         engine.submit(ask("b"), now=1.0)
 
 
-def play(limits, seed, pauses):
+def play(limits, seed, pauses, *, shortest_stretch=3):
     """Serve a random hour of traffic; return every output, stretches cut into single steps."""
     rng, engine, now, rows = Random(seed), make(limits, seed), 0.0, []
+    engine.shortest_stretch = shortest_stretch
     for number in range(18):
         now += rng.expovariate(6.0)
         rows += engine.advance(now)
@@ -254,11 +254,33 @@ def test_a_stretch_is_what_its_single_steps_would_have_been(seed, ahead, caching
     )
 
     stretched = play(limits, seed, pauses)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stretch, "SHORTEST_STRETCH", 10**9)
-        literal = play(limits, seed, pauses)
+    literal = play(limits, seed, pauses, shortest_stretch=10**9)
 
     assert without_detail(stretched) == without_detail(literal)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.floats(0.0, 3.0))
+def test_a_copy_goes_on_as_its_original_would_and_leaves_it_alone(seed, ahead, moment):
+    limits = replace(
+        SMALL.settings, async_scheduling=ahead, num_blocks=100, max_model_len=1600, max_num_seqs=3
+    )
+    engine, rng = make(limits, seed), Random(seed)
+    for number in range(12):
+        names = tuple(rng.randrange(2) * 1000 + block for block in range(20))
+        wish = ask(str(number), 320, rng.randint(1, 150), prompt_hashes=names)
+        engine.submit(wish, engine.next_time() or 0.0)
+    engine.advance(moment)
+    engine.abort(str(rng.randrange(12)), moment)
+    state = engine.rng.getstate()
+
+    twin = engine.copy(Random())
+    twin.rng.setstate(state)
+    ahead_of_it = twin.advance(1e6)
+
+    engine.scheduler.check()
+    twin.scheduler.check()
+    assert ahead_of_it == engine.advance(1e6)
 
 
 @settings(max_examples=30, deadline=None)

@@ -79,6 +79,15 @@ class BlockPool:
         self._later: dict[int, list[int]] = {}
         self._extra_holders: dict[int, int] = {}
 
+    def copy(self) -> "BlockPool":
+        """Copy everything."""
+        twin = BlockPool(0, keeps_hashes=self._keeps_hashes)
+        twin.size, twin.events = self.size, self.events[:]
+        twin._free, twin._hash_of = self._free.copy(), self._hash_of.copy()
+        twin._first, twin._extra_holders = self._first.copy(), self._extra_holders.copy()
+        twin._later = {name: copies[:] for name, copies in self._later.items()}
+        return twin
+
     @property
     def free(self) -> int:
         """Blocks that no request holds, with or without a hash."""

@@ -19,6 +19,13 @@ class RequestCache:
         self._settings = settings
         self._watermark_blocks = int(settings.watermark * (settings.num_blocks + 1))
 
+    def copy(self) -> "RequestCache":
+        """Copy everything."""
+        twin = RequestCache(self._settings)
+        twin.pool = self.pool.copy()
+        twin.queried_tokens, twin.hit_tokens = self.queried_tokens, self.hit_tokens
+        return twin
+
     def place(
         self, request: Tracked, left: int, threshold: int | None, *, beside_others: bool
     ) -> int | None:

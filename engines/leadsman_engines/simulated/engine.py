@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from random import Random
 
-from leadsman_engines.simulated.hardware import Hardware
+from leadsman_engines.simulated.hardware import StepTimes
 from leadsman_engines.simulated.scheduler import Scheduler
-from leadsman_engines.simulated.sequences import SimulatedRequest, Tracked
+from leadsman_engines.simulated.sequences import SimulatedRequest, Tracked, Twins
 from leadsman_engines.simulated.settings import SimulatedSettings
 from leadsman_engines.simulated.steps import Processed, Step, StepOutput
 from leadsman_engines.simulated.stretch import (
@@ -42,6 +42,7 @@ class SimulatedEngine:
     """One engine. Times given to it must not go back; it draws chance from `rng` alone.
 
     slowdown: factor on every step scheduled from now on (a throttled or shared accelerator).
+    shortest_stretch: fewer equal steps than this are not worth looking for; at least 3.
     """
 
     __slots__ = (
@@ -56,14 +57,16 @@ class SimulatedEngine:
         "rng",
         "scheduler",
         "settings",
+        "shortest_stretch",
         "slowdown",
     )
 
-    def __init__(self, settings: SimulatedSettings, hardware: Hardware, rng: Random) -> None:
+    def __init__(self, settings: SimulatedSettings, hardware: StepTimes, rng: Random) -> None:
         self.settings = settings
         self.hardware = hardware
         self.rng = rng
         self.slowdown = 1.0
+        self.shortest_stretch = 3
         self._depth = 2 if settings.async_scheduling else 1
         self._now = 0.0
         self._order = 0
@@ -75,6 +78,18 @@ class SimulatedEngine:
         self._arrivals: list[tuple[float, int, Tracked]] = []
         self._aborts: list[Tracked] = []
         self._steps: deque[Step] = deque()
+
+    def copy(self, rng: Random) -> "SimulatedEngine":
+        """Copy all that has been decided; what has not, the copy draws from `rng`."""
+        twin = SimulatedEngine(self.settings, self.hardware, rng)
+        twin.slowdown, twin._now, twin._order = self.slowdown, self._now, self._order
+        twins = Twins()
+        twin._requests = {name: twins.of(one) for name, one in self._requests.items()}
+        twin._arrivals = [(at, order, twins.of(one)) for at, order, one in self._arrivals]
+        twin._aborts = twins.all(self._aborts)
+        twin._steps = deque([step.copy(twins) for step in self._steps])
+        twin.scheduler = self.scheduler.copy(twins, twin._steps)
+        return twin
 
     @property
     def running(self) -> int:
@@ -232,7 +247,7 @@ class SimulatedEngine:
             if until <= self._steps[0].ends_at:
                 return None
         running = self.scheduler.running
-        longest = equal_steps(running, self.settings)
+        longest = equal_steps(running, self.settings, self.shortest_stretch)
         if not longest:
             return None
         ends = time_stretch(self._steps, self._seconds, longest=longest, until=until)

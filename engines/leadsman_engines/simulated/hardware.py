@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,28 @@ class Device:
     jitter: float = 0.02
     stalls_per_step: float = 2e-5
     stall_seconds: float = 0.25
+
+
+class StepTimes(Protocol):
+    """What an engine asks of what it runs on."""
+
+    def step_seconds(
+        self, chunks: Sequence[tuple[int, int]], decode_contexts: Sequence[int]
+    ) -> float:
+        """Time one step, without chance."""
+        ...
+
+    def decode_seconds(self, sequences: int, context_sum: int, selected_sum: int) -> float:
+        """Time a step that only decodes, without chance."""
+        ...
+
+    def selected_sum(self, contexts: Sequence[int]) -> int:
+        """Sum the contexts, each cut at what attention selects of it; 0 where it selects none."""
+        ...
+
+    def by_chance(self, seconds: float, rng: Random) -> float:
+        """Add a step's noise."""
+        ...
 
 
 class Hardware:

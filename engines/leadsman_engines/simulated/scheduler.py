@@ -17,10 +17,11 @@ _preempt_request, finish_requests; async_scheduler.py.
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from leadsman_engines.simulated.blocks import BlockPool
 from leadsman_engines.simulated.cache import RequestCache
-from leadsman_engines.simulated.sequences import Tracked
+from leadsman_engines.simulated.sequences import Tracked, Twins
 from leadsman_engines.simulated.settings import SimulatedSettings
 from leadsman_engines.simulated.steps import Processed, Step
 
@@ -32,7 +33,6 @@ class Scheduler:
         "_scheduled",
         "cache",
         "membership",
-        "pool",
         "preemptions",
         "running",
         "settings",
@@ -42,12 +42,26 @@ class Scheduler:
     def __init__(self, settings: SimulatedSettings) -> None:
         self.settings = settings
         self.cache = RequestCache(settings)
-        self.pool: BlockPool = self.cache.pool
         self.running: list[Tracked] = []
         self.waiting: deque[Tracked] = deque()
         self.membership = 0
         self._scheduled: deque[Step] = deque()
         self.preemptions = 0
+
+    def copy(self, twins: Twins, scheduled: Iterable[Step]) -> "Scheduler":
+        """Copy everything. scheduled: copies of the steps that are not processed yet."""
+        twin = Scheduler(self.settings)
+        twin.cache = self.cache.copy()
+        twin.running = twins.all(self.running)
+        twin.waiting = deque(twins.all(self.waiting))
+        twin.membership, twin.preemptions = self.membership, self.preemptions
+        twin._scheduled = deque(scheduled)
+        return twin
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks below its cache."""
+        return self.cache.pool
 
     @property
     def has_requests(self) -> bool:

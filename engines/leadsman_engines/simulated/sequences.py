@@ -1,6 +1,6 @@
 """What enters a simulated engine, and what its scheduler keeps about each such request."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
@@ -87,6 +87,17 @@ class Tracked:
         self.placeholders = self.stale = self.preemptions = 0
         self.running = self.done = False
 
+    def copy(self) -> "Tracked":
+        """Copy everything; what names blocks is shared, since it never changes."""
+        twin = Tracked(self.request, arrival=self.arrival, max_model_len=0)
+        twin.prompt, twin.tokens, twin.computed = self.prompt, self.tokens, self.computed
+        twin.ends_at, twin.last_useful, twin.cached = self.ends_at, self.last_useful, self.cached
+        twin.hashes, twin.blocks = self.hashes[:], self.blocks[:]
+        twin.named, twin.names_next = self.named, self.names_next
+        twin.placeholders, twin.stale = self.placeholders, self.stale
+        twin.preemptions, twin.running, twin.done = self.preemptions, self.running, self.done
+        return twin
+
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
         """Why it ended: its own stop, or the cap."""
@@ -104,3 +115,21 @@ class Tracked:
             return self.request.output_hash(block)
         digest = blake2b(f"{self.id}/{block}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big")
+
+
+class Twins:
+    """Copies of requests, one of each, however many places hold it."""
+
+    def __init__(self) -> None:
+        self._of: dict[Tracked, Tracked] = {}
+
+    def of(self, request: Tracked) -> Tracked:
+        """Give a request's copy."""
+        twin = self._of.get(request)
+        if twin is None:
+            twin = self._of[request] = request.copy()
+        return twin
+
+    def all(self, requests: Iterable[Tracked]) -> list[Tracked]:
+        """Give the copies of some, in their order."""
+        return [self.of(request) for request in requests]

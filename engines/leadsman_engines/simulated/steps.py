@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from leadsman_engines.simulated.blocks import CacheEvent
-from leadsman_engines.simulated.sequences import Tracked
+from leadsman_engines.simulated.sequences import Tracked, Twins
 
 
 @dataclass(slots=True)
@@ -22,6 +22,18 @@ class Step:
     preempted: list[Tracked] = field(default_factory=list)
     membership: int = 0
     ends_at: float = 0.0
+
+    def copy(self, twins: Twins) -> "Step":
+        """Copy it; its requests become their twins."""
+        return Step(
+            tokens={twins.of(request): count for request, count in self.tokens.items()},
+            partial=set(twins.all(self.partial)),
+            chunks=self.chunks[:],
+            decode_contexts=self.decode_contexts[:],
+            preempted=twins.all(self.preempted),
+            membership=self.membership,
+            ends_at=self.ends_at,
+        )
 
 
 @dataclass(slots=True)

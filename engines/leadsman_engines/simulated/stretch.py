@@ -12,8 +12,8 @@ from leadsman_engines.simulated.sequences import Tracked
 from leadsman_engines.simulated.settings import SimulatedSettings
 from leadsman_engines.simulated.steps import Step
 
-SHORTEST_STRETCH = 3
-"""Fewer equal steps than this are not worth looking for."""
+MARGIN = 3
+"""Steps that are left before a request's end, so that none of those in the queue has it."""
 
 
 def in_steady_decode(scheduler: Scheduler, steps: deque[Step], depth: int) -> bool:
@@ -26,10 +26,10 @@ def in_steady_decode(scheduler: Scheduler, steps: deque[Step], depth: int) -> bo
     return len(steps[-1].decode_contexts) == len(scheduler.running)
 
 
-def equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
+def equal_steps(running: list[Tracked], settings: SimulatedSettings, least: int) -> int:
     """Count the steps before any request starts, takes or fills a block, or nears its end.
 
-    Zero where that is fewer than are worth it.
+    Zero where that is fewer than `least`.
     """
     fewest = block_size = settings.block_size
     for request in running:
@@ -39,9 +39,9 @@ def equal_steps(running: list[Tracked], settings: SimulatedSettings) -> int:
         named = request.named if settings.enable_prefix_caching else computed // block_size
         to_fill = (named + 1) * block_size - 1 - computed
         to_take = len(request.blocks) * block_size - computed
-        to_end = request.ends_at - request.tokens - SHORTEST_STRETCH
+        to_end = request.ends_at - request.tokens - MARGIN
         fewest = min(fewest, to_fill, to_take, to_end)
-        if fewest < SHORTEST_STRETCH:
+        if fewest < least:
             return 0
     return fewest
 
