@@ -96,6 +96,11 @@ class Device:
 class StepTimes(Protocol):
     """What an engine asks of what it runs on."""
 
+    @property
+    def device(self) -> Device:
+        """What it is, as an engine reports it."""
+        ...
+
     def step_seconds(
         self, chunks: Sequence[tuple[int, int]], decode_contexts: Sequence[int]
     ) -> float:
