@@ -15,7 +15,7 @@ Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from leadsman.records import Trust
@@ -83,12 +83,7 @@ class Pool:
 
     def depth(self, keys: Sequence[BlockKey], most: Blocks, cutoff: int = 0) -> Blocks:
         """Count the leading blocks, at most `most`, that are there and outlive `cutoff`."""
-        pins, stamp_of, doubted = self.pins, self.free.get, self.doubted
-
-        def outlives(key: BlockKey) -> bool:
-            return (key in pins or stamp_of(key, -1) >= cutoff) and key not in doubted
-
-        return _bisect(keys, most, outlives)
+        return self._bisect(keys, most, cutoff)
 
     def claimed(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
         """Count the leading blocks, at most `most`, that are there or in doubt."""
@@ -96,7 +91,28 @@ class Pool:
 
     def pinned(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
         """Count the leading blocks, at most `most`, that running requests hold."""
-        return _bisect(keys, most, self.pins.__contains__)
+        return self._bisect(keys, most, None)
+
+    def _bisect(self, keys: Sequence[BlockKey], most: Blocks, cutoff: int | None) -> Blocks:
+        """Count how many of the first `most` hold, where none holds after one that does not."""
+        if most <= 0 or not self._holds(keys[0], cutoff):
+            return 0
+        if self._holds(keys[most - 1], cutoff):
+            return most
+        low, high = 0, most - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._holds(keys[middle], cutoff):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _holds(self, key: BlockKey, cutoff: int | None) -> bool:
+        """Tell whether a key is pinned or, with a cutoff, there and outlives it."""
+        if cutoff is None:
+            return key in self.pins
+        return (key in self.pins or self.free.get(key, -1) >= cutoff) and key not in self.doubted
 
     def cutoff(self, lost: Blocks, touched: Sequence[int] = ()) -> int:
         """Return the stamp below which everything is gone once `lost` cached blocks were reused.
@@ -167,19 +183,3 @@ class Pool:
         stamps = list(self.free.values())
         assert stamps == sorted(set(stamps))
         assert all(count > 0 for count in self.pins.values())
-
-
-def _bisect(keys: Sequence[BlockKey], most: Blocks, holds: Callable[[BlockKey], bool]) -> Blocks:
-    """Count how many of the first `most` hold, where none holds after the first that does not."""
-    if most <= 0 or not holds(keys[0]):
-        return 0
-    if holds(keys[most - 1]):
-        return most
-    low, high = 0, most - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(keys[middle]):
-            low = middle
-        else:
-            high = middle
-    return high
