@@ -73,9 +73,9 @@ class CacheIndex:
         column = self._place(worker).stores
         residency = self._tier(tier)
         if keys.size <= FEW:
-            for key in keys.tolist():
-                row = self._table.add_one(key)
-                self._reserve()
+            added = [self._table.add_one(key) for key in keys.tolist()]
+            self._reserve()
+            for row in added:
                 residency.add_one(row, column)
             return
         for part in batches(keys):
