@@ -17,8 +17,8 @@ Retry-After is the excess: a wait that is x seconds too long is projected to fit
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
@@ -57,17 +57,29 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """Which bound a worker would miss. `ever_fits`: False where it would, even when idle."""
+    """By what a request is too much. `ever_fits`: False where it would be, even on an idle worker.
+
+    bound, predicted: of a wait, or of a TTFT. later: in how long it is projected to fit, where the
+    rule predicts no wait; one of the two says it. by: whose rule it is. read: what the rule read,
+    and its limits, by name.
+    """
 
     reason: Reason
-    bound: Seconds
-    predicted: Seconds
     own_prefill: Seconds
+    bound: Seconds | None = None
+    predicted: Seconds | None = None
+    later: Seconds | None = None
     ever_fits: bool = True
+    by: str = "predicted_wait"
+    read: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> Seconds:
-        """By how much."""
+        """In how long it is projected to fit: a wait that is x too long fits in x."""
+        if self.later is not None:
+            return self.later
+        assert self.predicted is not None
+        assert self.bound is not None
         return self.predicted - self.bound
 
     @property
@@ -92,18 +104,18 @@ def bounds_of(request: Request, budget: Budget) -> Bounds:
 
 
 def excess(
-    prediction: Prediction, request: Request, bounds: Bounds, *, is_alone: bool = True
+    prediction: Prediction, waited: Seconds, bounds: Bounds, *, is_alone: bool = True
 ) -> Excess | None:
     """Say by what a worker would miss the request's bounds; None where it is to be admitted.
 
-    is_alone: nobody who could serve the request is measured.
+    waited: how long its caller has waited by now. is_alone: nobody who could serve it is measured.
     """
     price, doubt = prediction.price, 1.0
     if prediction.curve == "unmeasured":
         if price.queued_requests < UNPROVEN:
             return None
         doubt = DOUBT if is_alone else 1.0
-    wait = request.waited + prediction.queue_wait_bound / doubt
+    wait = waited + prediction.queue_wait_bound / doubt
     if wait > bounds.wait and not is_idle(price):
         return Excess(
             reason=bounds.wait_reason,
@@ -111,7 +123,7 @@ def excess(
             predicted=wait,
             own_prefill=price.own_prefill,
         )
-    ttft = request.waited + prediction.ttft_bound / doubt
+    ttft = waited + prediction.ttft_bound / doubt
     if ttft > bounds.ttft:
         return Excess(
             reason=Reason.WOULD_MISS_TTFT,
@@ -133,8 +145,9 @@ def admit(soundings: Soundings, choice: Choice, budget: Budget) -> Choice | Exce
     bounds = bounds_of(soundings.request, budget)
     least: Excess | None = None
     is_alone = not bool(soundings.candidates.measured.any())
+    waited = soundings.request.waited_until(soundings.now)
     for index in _to_try(soundings, choice.index, bounds):
-        missed = excess(soundings.sound(index), soundings.request, bounds, is_alone=is_alone)
+        missed = excess(soundings.sound(index), waited, bounds, is_alone=is_alone)
         if missed is None:
             return choice if index == choice.index else Choice(index=index, because="cheapest")
         if least is None or missed.rank < least.rank:
@@ -158,6 +171,8 @@ def refuse(missed: Excess, soundings: Soundings, budget: Budget, rng: Random) ->
         candidates=soundings.predictions(),
         budget=budget,
         survey=soundings.survey(),
+        policy=missed.by,
+        read=missed.read,
     )
 
 
@@ -197,7 +212,7 @@ def _to_try(soundings: Soundings, chosen: int, bounds: Bounds) -> Iterator[int]:
     """Walk the choice, what is predicted already, who else may fit, then who will fit soonest."""
     yield chosen
     yield from (index for index in soundings.by_ttft() if index != chosen)
-    candidates, waited = soundings.candidates, soundings.request.waited
+    candidates, waited = soundings.candidates, soundings.request.waited_until(soundings.now)
     waits = candidates.wait_floors
     hopeful = (waited + waits <= bounds.wait) & (waited + soundings.floors <= bounds.ttft)
     places = np.flatnonzero(hopeful | ~candidates.measured)

@@ -2,18 +2,20 @@
 
 A bound on the queue wait covers waiting behind other work only; a TTFT objective bounds the whole.
 Both are kept at `confidence`: a request is admitted where the chance to keep them is at least that.
+Which rule decides, and whether it lets in requests, sessions or tenants, is the budget's too.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from leadsman.prediction import Reason
 from leadsman.units import Seconds
 
-Mode = Literal["enforce", "shadow"]
+Mode = Literal["enforce", "shadow", "off"]
+Unit = Literal["request", "session", "tenant"]
 
 LONGEST_RETRY_AFTER: Seconds = 120.0
 """Beyond this both SDK families stop honouring Retry-After, so callers are told to fall back.
@@ -53,6 +55,11 @@ class Budget:
         Chosen, not measured: the price has this turn's prefill in it already, so what is left is
         the cache that a second copy of the conversation pushes out.
     probes: share of refusals that are admitted at random, to see what became of them.
+    mode: shadow decides and records, and refuses nobody; off does not even ask: the kill switch.
+    policy, parameters: the admission rule, by its name, and what is stated of its parameters.
+    unit: what is let in. session: a session that is in gets its calls through, up to
+        `session_calls` and until it idles for `session_idle`; tenant: shares are kept.
+    shares: weights of tenants, 1 for all others; None: none are kept, unless the unit is tenant.
     """
 
     name: str = "default"
@@ -66,9 +73,15 @@ class Budget:
     mode: Mode = "enforce"
     session_move_cost: Seconds = 0.25
     probes: float = 0.0
+    policy: str = "predicted_wait"
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    unit: Unit = "request"
+    shares: Mapping[str, float] | None = None
+    session_calls: int = 100
+    session_idle: Seconds = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("max_queue_wait", "ttft", "overload"):
+        for name in ("max_queue_wait", "ttft", "overload", "session_idle"):
             seconds = getattr(self, name)
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise BudgetError(name, f"{seconds} is not a positive number of seconds")
@@ -80,8 +93,9 @@ class Budget:
                 raise BudgetError(name, f"{share} is not a share between 0 and 1")
         if not (math.isfinite(self.session_move_cost) and self.session_move_cost >= 0):
             raise BudgetError("session_move_cost", f"{self.session_move_cost} s is negative")
-        if self.mode not in {"enforce", "shadow"}:
-            raise BudgetError("mode", f"{self.mode!r} is neither 'enforce' nor 'shadow'")
+        if self.mode not in get_args(Mode):
+            raise BudgetError("mode", f"{self.mode!r} is none of {', '.join(get_args(Mode))}")
+        self._check_unit()
         self._check_statuses()
 
     @property
@@ -92,6 +106,15 @@ class Budget:
     def status(self, reason: Reason) -> int:
         """HTTP status of a refusal for this reason."""
         return self.statuses.get(reason, STATUSES[reason])
+
+    def _check_unit(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise BudgetError("unit", f"{self.unit!r} is none of {', '.join(get_args(Unit))}")
+        if self.session_calls < 1:
+            raise BudgetError("session_calls", f"{self.session_calls} is less than one call")
+        for tenant, weight in (self.shares or {}).items():
+            if not (math.isfinite(weight) and weight > 0):
+                raise BudgetError("shares", f"{tenant}: {weight} is no weight above 0")
 
     def _check_statuses(self) -> None:
         for reason, status in self.statuses.items():

@@ -16,6 +16,7 @@ from leadsman.looks import Looks
 from leadsman.prediction import Prediction, Price
 from leadsman.request import Request
 from leadsman.returns import Returns
+from leadsman.steptime import StepWeights
 from leadsman.survey import MOST_TOLD, Survey
 from leadsman.units import Seconds, WorkerId
 
@@ -40,6 +41,15 @@ class Candidate(Protocol):
     @property
     def ready(self) -> bool:
         """Whether it takes requests now."""
+        ...
+
+    @property
+    def weights(self) -> StepWeights:
+        """How long its steps take."""
+        ...
+
+    def read(self, signal: str, now: Seconds) -> float | None:
+        """Read one of `signals.Signal`; None where nobody tells it now."""
         ...
 
     def price(self, request: Request, now: Seconds) -> Price:

@@ -5,11 +5,13 @@ work at the moment of the pick, so that the next request of a burst sees it.
 """
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import assert_never
 
 import numpy as np
 
+from leadsman.admit import admit
 from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Ints
 from leadsman.condition import Condition
@@ -17,6 +19,7 @@ from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
 from leadsman.decide import decide
 from leadsman.families import Families
 from leadsman.findings import Seen
+from leadsman.gate import Gates
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
 from leadsman.looks import Looks
@@ -50,11 +53,14 @@ MOST_HOMES = 100_000
 class Fleet:
     """Workers, their caches, and the sessions that live on them.
 
-    lengths: makes what is believed of the answers of one model.
+    lengths: makes what is believed of the answers of one model. gates: the rules of its budgets.
     """
 
-    def __init__(self, lengths: Callable[[], Lengths] = Lengths) -> None:
+    def __init__(
+        self, lengths: Callable[[], Lengths] = Lengths, gates: Gates | None = None
+    ) -> None:
         self._new_lengths = lengths
+        self.gates = Gates() if gates is None else gates
         self.workers: dict[WorkerId, WorkerState] = {}
         self.index = CacheIndex()
         self._lengths: dict[str, Lengths] = {}
@@ -71,8 +77,12 @@ class Fleet:
         """Admit the request on one worker and reserve its work there, or refuse it."""
         candidates = self.candidates(request, now)
         family = self._families.of(request, candidates.cached)
-        decision = decide(request, candidates, budget, now, rng)
+        gate = self.gates.of(budget)
+        judge = admit if gate is None else partial(gate.admit, family)
+        decision = decide(request, candidates, budget, now, rng, judge)
         if isinstance(decision, Admitted):
+            if gate is not None:
+                gate.sent(request, family, decision, now)
             state = self.workers[decision.worker]
             assert decision.prediction is not None, "decide always predicts what it admits"
             state.reserve(request, decision.prediction.price, now, family)
@@ -179,6 +189,7 @@ class Fleet:
 
     def apply(self, record: Record, now: Seconds) -> None:  # noqa: C901  # one case a record
         """Take in one record; records of workers that are not there are dropped."""
+        self.gates.saw(record, now)
         if isinstance(record, WorkerSeen):
             self._see(record, now)
             return

@@ -4,7 +4,8 @@ A prediction is a distribution, not a point: `expected` is the replay's own answ
 `quantile` adds the worker's recent residuals to it (conformal: no shape is assumed).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -106,6 +107,8 @@ class Refused:
     """Refuse the request now. `retry_after`: when the wait is projected to fit, jitter included.
 
     budget, survey: what it was decided by, for its record; None where nothing was weighed.
+    policy: whose refusal it is. read: what the rule read and its limits, by name; for a tenant, its
+    own share and use.
     """
 
     request: RequestId
@@ -118,6 +121,8 @@ class Refused:
     candidates: tuple[Prediction, ...] = ()
     budget: "Budget | None" = None
     survey: Survey | None = None
+    policy: str = "predicted_wait"
+    read: Mapping[str, float] = field(default_factory=dict)
 
 
 Decision: TypeAlias = Admitted | Refused

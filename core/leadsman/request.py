@@ -37,6 +37,10 @@ class Request:
     endpoints: frozenset[str] | None = None
     _listed: dict[Tokens, list[BlockKey]] = field(default_factory=dict, repr=False, compare=False)
 
+    def waited_until(self, now: Seconds) -> Seconds:
+        """Give how long the caller has waited by `now`: before it came, and since."""
+        return self.waited + max(0.0, now - self.arrived_at)
+
     def key_list(self, block_size: Tokens) -> list[BlockKey]:
         """List the keys of one block size; made once for all workers that are asked."""
         listed = self._listed.get(block_size)

@@ -38,6 +38,7 @@ from leadsman.records import (
 from leadsman.request import Request
 from leadsman.residuals import PROMISED, BetterOf, Residuals
 from leadsman.schedulers import steps_together
+from leadsman.signals import REPORTED, HitRate, Signal, reported
 from leadsman.steptime import StepLearner, StepWeights
 from leadsman.trust import CacheTrust
 from leadsman.units import BlockKey, Blocks, Keys, RequestId, Seconds, Tokens, WorkerId
@@ -103,6 +104,7 @@ class WorkerState:
         self.waits, self.ttfts = Residuals(), Residuals()
         self.better = BetterOf(first="learned")
         self.load: LoadSample | None = None
+        self.hits = HitRate()
         self.heard_at: Seconds | None = None
         self.asked_at: Seconds = -math.inf
         self._expectations: dict[RequestId, Expectation] = {}
@@ -155,6 +157,26 @@ class WorkerState:
             weights=self.weights,
             block_size=self.settings.block_size,
         )
+
+    def read(self, signal: str, now: Seconds) -> float | None:
+        """Read a signal for a policy; None where nobody tells it now."""
+        flights, load = self.mirror.flights, self.load
+        if signal == Signal.IN_FLIGHT:
+            return float(sum(not flight.is_ghost for flight in flights.values()))
+        if signal == Signal.HIT_RATE:
+            return self.hits.share
+        if signal not in REPORTED:
+            known = {
+                Signal.QUEUED_TOKENS: self.mirror.queued_tokens,
+                Signal.SLOTS: self.settings.max_num_seqs,
+                Signal.STEP_TOKENS: self.settings.max_num_batched_tokens,
+            }
+            return known.get(Signal(signal))
+        if load is None:
+            return None
+        sent = sum(flight.granted_at > load.at for flight in flights.values())
+        ended = max(0, load.running + load.waiting - (len(flights) - sent))
+        return reported(Signal(signal), load, sent - ended, now)
 
     def standing(self) -> tuple[float, ...]:
         """Give what bears on its floors, so until it is among the `changed`.
@@ -324,6 +346,8 @@ class WorkerState:
         if flight is None:
             return NOTHING_SEEN
         found = ended.cached_tokens
+        if found is not None:
+            self.hits.add(found, flight.seq.prompt, ended.at)
         if expectation is not None and expectation.claim is not None and found is not None:
             late = None
             if expectation.ttft is not None:

@@ -7,7 +7,10 @@ import pytest
 from leadsman.candidates import Candidates
 from leadsman.prediction import Prediction, Price
 from leadsman.records import Trust
+from leadsman.steptime import StepWeights
 from leadsman.units import WorkerId
+
+WEIGHTS = StepWeights(0.01, 1e-4, 0.0, 1e-3, 0.0, 0.0)
 
 
 @dataclass(kw_only=True)
@@ -25,6 +28,8 @@ class FakeWorker:
     ready: bool = True
     loose: float = 0.0
     idle_since: float = np.inf
+    signals: dict = field(default_factory=dict)
+    weights: StepWeights = WEIGHTS
     replays: int = field(default=0, compare=False)
 
     @property
@@ -34,6 +39,9 @@ class FakeWorker:
     @property
     def endpoint(self):
         return f"{self.name}:8000"
+
+    def read(self, signal, now):
+        return self.signals.get(signal)
 
     def price(self, request, now):
         self.replays += 1

@@ -23,7 +23,7 @@ def request(**wishes):
 def missed_by(worker, budget=None, **wishes):
     asked, budget = request(**wishes), budget or Budget()
     prediction = worker.predict(worker.price(asked, 0.0), budget.confidence, 0.0)
-    return excess(prediction, asked, bounds_of(asked, budget))
+    return excess(prediction, asked.waited_until(0.0), bounds_of(asked, budget))
 
 
 def refused_by(candidates, budget=None, *, seed=0, **wishes):
