@@ -20,6 +20,8 @@ _PLAIN = (
     "session_move_cost",
     "probes",
 )
+_NEWER = ("policy", "unit", "session_calls", "session_idle")
+"""What an older operator does not tell: then it is as it is by default."""
 _KINDS = ("models", "tenants", "objectives")
 
 
@@ -45,7 +47,9 @@ def _write(one: ScopedBudget) -> pb.ScopedBudget:
     return pb.ScopedBudget(
         budget=pb.Budget(
             statuses={str(reason): status for reason, status in budget.statuses.items()},
-            **{name: getattr(budget, name) for name in (*_BOUNDS, *_PLAIN)},
+            parameters=budget.parameters,
+            shares=None if budget.shares is None else pb.Weighted(weights=budget.shares),
+            **{name: getattr(budget, name) for name in (*_BOUNDS, *_PLAIN, *_NEWER)},
         ),
         scope=pb.Scope(
             headers=scope.headers,
@@ -64,8 +68,11 @@ def _read_budget(message: pb.Budget) -> Budget:
         statuses={
             Reason(reason): status for reason, status in message.statuses.items() if reason in known
         },
+        parameters=dict(message.parameters),
+        shares=dict(message.shares.weights) if message.HasField("shares") else None,
         **bounds,
         **{name: getattr(message, name) for name in _PLAIN},
+        **{name: told for name in _NEWER if (told := getattr(message, name))},
     )
 
 

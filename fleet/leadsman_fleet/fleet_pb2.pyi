@@ -342,7 +342,7 @@ class ScopedBudget(_message.Message):
     def __init__(self, budget: _Optional[_Union[Budget, _Mapping]] = ..., scope: _Optional[_Union[Scope, _Mapping]] = ...) -> None: ...
 
 class Budget(_message.Message):
-    __slots__ = ("name", "max_queue_wait", "ttft", "confidence", "overload", "statuses", "should_retry", "retry_jitter", "mode", "session_move_cost", "probes")
+    __slots__ = ("name", "max_queue_wait", "ttft", "confidence", "overload", "statuses", "should_retry", "retry_jitter", "mode", "session_move_cost", "probes", "policy", "parameters", "unit", "shares", "session_calls", "session_idle")
     class StatusesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +350,13 @@ class Budget(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ParametersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUE_WAIT_FIELD_NUMBER: _ClassVar[int]
     TTFT_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +368,12 @@ class Budget(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     SESSION_MOVE_COST_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_CALLS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_IDLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_queue_wait: float
     ttft: float
@@ -372,7 +385,26 @@ class Budget(_message.Message):
     mode: str
     session_move_cost: float
     probes: float
-    def __init__(self, name: _Optional[str] = ..., max_queue_wait: _Optional[float] = ..., ttft: _Optional[float] = ..., confidence: _Optional[float] = ..., overload: _Optional[float] = ..., statuses: _Optional[_Mapping[str, int]] = ..., should_retry: _Optional[bool] = ..., retry_jitter: _Optional[float] = ..., mode: _Optional[str] = ..., session_move_cost: _Optional[float] = ..., probes: _Optional[float] = ...) -> None: ...
+    policy: str
+    parameters: _containers.ScalarMap[str, float]
+    unit: str
+    shares: Weighted
+    session_calls: int
+    session_idle: float
+    def __init__(self, name: _Optional[str] = ..., max_queue_wait: _Optional[float] = ..., ttft: _Optional[float] = ..., confidence: _Optional[float] = ..., overload: _Optional[float] = ..., statuses: _Optional[_Mapping[str, int]] = ..., should_retry: _Optional[bool] = ..., retry_jitter: _Optional[float] = ..., mode: _Optional[str] = ..., session_move_cost: _Optional[float] = ..., probes: _Optional[float] = ..., policy: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ..., unit: _Optional[str] = ..., shares: _Optional[_Union[Weighted, _Mapping]] = ..., session_calls: _Optional[int] = ..., session_idle: _Optional[float] = ...) -> None: ...
+
+class Weighted(_message.Message):
+    __slots__ = ("weights",)
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Scope(_message.Message):
     __slots__ = ("models", "tenants", "objectives", "headers")

@@ -11,8 +11,9 @@ later takes nothing from one that says as much.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
-from leadsman.budget import Budget, BudgetError
+from leadsman.budget import Budget, BudgetError, Mode, Unit
 from leadsman.declared import Declared, Scope, ScopedBudget
 from leadsman.prediction import Reason
 
@@ -20,6 +21,9 @@ from leadsman_operator.crds.latency_budget import LatencyBudgetSpec, Match, Stat
 from leadsman_operator.crds.parts import seconds
 from leadsman_operator.objects import InferencePool, Key, LatencyBudget
 from leadsman_operator.world import World
+
+_MODES: Final[dict[str, Mode]] = {"Enforce": "enforce", "Shadow": "shadow", "Off": "off"}
+_UNITS: Final[dict[str, Unit]] = {"Request": "request", "Session": "session", "Tenant": "tenant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,13 @@ def read_budget(one: LatencyBudget) -> ScopedBudget | BudgetError:
             retry_jitter=spec.retry_jitter,
             session_move_cost=seconds(spec.session_move_cost),
             probes=spec.probes,
-            mode="shadow" if spec.mode == "Shadow" else "enforce",
+            mode=_MODES[spec.mode],
+            policy=spec.policy,
+            parameters=spec.parameters or {},
+            unit=_UNITS[spec.unit],
+            shares=spec.shares,
+            session_calls=spec.session_calls,
+            session_idle=seconds(spec.session_idle),
         )
     except BudgetError as error:
         return error

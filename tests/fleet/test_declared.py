@@ -23,9 +23,15 @@ budgets = st.builds(
     statuses=statuses,
     should_retry=st.booleans(),
     retry_jitter=shares,
-    mode=st.sampled_from(["enforce", "shadow"]),
+    mode=st.sampled_from(["enforce", "shadow", "off"]),
     session_move_cost=seconds,
     probes=shares,
+    policy=words.filter(bool),
+    parameters=st.dictionaries(words, st.floats(-1e6, 1e6), max_size=3),
+    unit=st.sampled_from(["request", "session", "tenant"]),
+    shares=st.none() | st.dictionaries(words, seconds, max_size=3),
+    session_calls=st.integers(1, 10_000),
+    session_idle=seconds,
 )
 some = st.none() | st.frozensets(words, max_size=3)
 scopes = st.builds(
@@ -46,6 +52,16 @@ def test_what_is_declared_comes_back_as_it_was(declared):
     sent = encode_declared(declared).SerializeToString()
 
     assert decode_declared(pb.Declared.FromString(sent)) == (declared, 0)
+
+
+def test_what_an_older_operator_does_not_tell_is_as_it_is_by_default():
+    message = encode_declared(Declared(budgets=(ScopedBudget(budget=Budget()),)))
+    for name in ("policy", "parameters", "unit", "shares", "session_calls", "session_idle"):
+        message.budgets[0].budget.ClearField(name)
+
+    declared, _ = decode_declared(message)
+
+    assert declared.budgets[0].budget == Budget()
 
 
 def test_a_budget_of_a_mode_that_is_not_known_is_skipped_and_counted():

@@ -7,6 +7,7 @@ from msgspec import Meta
 from leadsman_operator.crds.parts import (
     Conditions,
     Confidence,
+    Count,
     Duration,
     Name,
     Part,
@@ -23,6 +24,9 @@ Words: TypeAlias = Annotated[
     tuple[Name, ...], Meta(min_length=1, max_length=64, extra_json_schema=_SET)
 ]
 Status: TypeAlias = Annotated[int, Meta(ge=400, le=599)]
+Weight: TypeAlias = Annotated[
+    float, Meta(extra_json_schema=valid(rule("self > 0.0", says="must be a weight above 0")))
+]
 
 
 class HeaderMatch(Part, frozen=True, kw_only=True):
@@ -79,10 +83,10 @@ class LatencyBudgetSpec(Part, frozen=True, kw_only=True):
 
     rules: ClassVar = (
         rule(
-            "self.mode != 'Shadow' || self.probes == 0.0",
+            "self.mode == 'Enforce' || self.probes == 0.0",
             says=(
-                "probes must be 0 in mode Shadow, where nobody is refused: set mode to Enforce, or"
-                " drop probes"
+                "probes must be 0 in modes Shadow and Off, where nobody is refused: set mode to"
+                " Enforce, or drop probes"
             ),
         ),
     )
@@ -123,9 +127,37 @@ class LatencyBudgetSpec(Part, frozen=True, kw_only=True):
         Meta(description="Share of refusals admitted at random, to see what becomes of them."),
     ] = 0.0
     mode: Annotated[
-        Literal["Enforce", "Shadow"],
-        Meta(description="Shadow refuses nobody, and records who would have been refused."),
+        Literal["Enforce", "Shadow", "Off"],
+        Meta(
+            description="Shadow refuses nobody, and records who would have been refused. Off does"
+            " not ask: requests are routed, and nobody is refused."
+        ),
     ] = "Enforce"
+    policy: Annotated[
+        Name,
+        Meta(description="The admission rule, built in or a plugin of the picker's."),
+    ] = "predicted_wait"
+    parameters: Annotated[
+        Annotated[dict[str, float], Meta(min_length=1, max_length=32)] | None,
+        Meta(description="The rule's parameters, as docs/policies.md lists them."),
+    ] = None
+    unit: Annotated[
+        Literal["Request", "Session", "Tenant"],
+        Meta(
+            description="What is let in: each request; a session with all of its calls; or requests"
+            " by their tenants' shares."
+        ),
+    ] = "Request"
+    shares: Annotated[
+        Annotated[dict[str, Weight], Meta(min_length=1, max_length=256)] | None,
+        Meta(description="Weights of tenants by name, 1 for all others. Given, shares are kept."),
+    ] = None
+    session_calls: Annotated[
+        Count, Meta(description="Calls of a session that is in, until it is judged anew.")
+    ] = 100
+    session_idle: Annotated[
+        PositiveDuration, Meta(description="A session without a call for so long is over.")
+    ] = "1m"
 
 
 class PoolStatus(Part, frozen=True, kw_only=True):
