@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from leadsman.budget import Budget
+from leadsman.gate import Gates
+from leadsman.policy import Policy, PolicyError
 from leadsman_engines.profile import EngineProfile
 from leadsman_extproc.models import ServedModel, load_model
+from leadsman_extproc.plugins import kinds
 from leadsman_extproc.settings import Settings
 from leadsman_operator.endpoint import Endpoint
 from leadsman_operator.manifest import (
@@ -71,6 +74,19 @@ class PickerConfig:
     budget: Budget = field(default_factory=Budget)
     picker: Settings = field(default_factory=Settings)
     secret: str = ""
+
+
+def policies(settings: Settings, budget: Budget) -> Mapping[str, type[Policy]]:
+    """Gather the admission policies, and try the file's own. Raises ManifestError."""
+    try:
+        found = kinds(settings.policies)
+    except PolicyError as error:
+        raise ManifestError("picker.policies", str(error)) from error
+    try:
+        Gates(found).policy(budget)
+    except PolicyError as error:
+        raise ManifestError("budget.policy", str(error)) from error
+    return found
 
 
 def load_models(models: Sequence[ModelSpec]) -> tuple[ServedModel, ...]:

@@ -19,7 +19,7 @@ import uvloop
 from leadsman_extproc.garbage import settle
 from leadsman_operator.manifest import ManifestError, read_manifest
 
-from leadsman_cli.config import PickerConfig, load_models
+from leadsman_cli.config import PickerConfig, load_models, policies
 from leadsman_cli.logs import log_as_json
 from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
 from leadsman_cli.signals import ToldToStop
@@ -62,6 +62,7 @@ def plan_of(path: Path | None, *, conformance: bool) -> PickerPlan:
     config = read_manifest(path.read_text(), PickerConfig) if path else PickerConfig()
     return PickerPlan(
         models=load_models(config.models),
+        policies=policies(config.picker, config.budget),
         secret=(config.secret or os.environ.get("LEADSMAN_SECRET", "")).encode(),
         budget=config.budget,
         settings=replace(config.picker, conformance=config.picker.conformance or conformance),

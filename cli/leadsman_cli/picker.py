@@ -1,6 +1,7 @@
 """A picker and its end of the fleet stream, put together: what `serve` and `extproc` share."""
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -12,6 +13,9 @@ import aiohttp
 from leadsman.budget import Budget
 from leadsman.declared import Declared
 from leadsman.fleet import Fleet
+from leadsman.gate import Gates
+from leadsman.policies import BUILT_IN
+from leadsman.policy import Policy
 from leadsman.records import Learned, Record
 from leadsman.request import Request
 from leadsman.units import Seconds, WorkerId
@@ -19,6 +23,7 @@ from leadsman_extproc.comparing import Comparing
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.models import ServedModel
 from leadsman_extproc.parity import Parity
+from leadsman_extproc.plugins import Faults
 from leadsman_extproc.reading import Reader
 from leadsman_extproc.serve import Service
 from leadsman_extproc.settings import Settings
@@ -30,15 +35,22 @@ from leadsman_cli.tokenize import EngineTokenizer
 
 ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 _LESSONS_EVERY: Final[Seconds] = 10.0
+_PLANS_EVERY: Final[Seconds] = 0.5
+_PLANNING: Final[Seconds] = 5.0
 _NOTHING: Final = Declared()
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerPlan:
-    """A picker that can be put together. budget: of requests that nothing is declared for."""
+    """A picker that can be put together. budget: of requests that nothing is declared for.
+
+    policies: the admission policies that budgets may name.
+    """
 
     models: tuple[ServedModel, ...]
     secret: bytes
+    policies: Mapping[str, type[Policy]] = field(default_factory=lambda: BUILT_IN)
     budget: Budget = field(default_factory=Budget)
     settings: Settings = field(default_factory=Settings)
 
@@ -66,8 +78,9 @@ def picker(
     own, where it is in this process.
     """
     address, pool = target
-    fleet = Fleet()
-    counts = Counts(trust=fleet.trust, conditions=fleet.conditions, pool=pool)
+    counts = Counts(pool=pool)
+    fleet = Fleet(gates=Gates(plan.policies, Faults(counts, time.monotonic).note))
+    counts.trust, counts.conditions = fleet.trust, fleet.conditions
     engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
     parity = Parity(counts=counts, every=plan.settings.parity_every)
     reader = Reader(
@@ -124,6 +137,7 @@ def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:
     follower = _begin(stack, parts.client.run())
     _begin(stack, parts.comparing.run())
     _begin(stack, _teach(parts.fleet, parts.client))
+    _begin(stack, _plan(parts.fleet))
     return follower
 
 
@@ -148,6 +162,23 @@ async def _teach(fleet: Fleet, client: Replica) -> None:
                 client.report(lesson)
         for worker in told.keys() - fleet.workers.keys():
             del told[worker]
+
+
+async def _plan(fleet: Fleet) -> None:
+    """Make the plans of policies that have some, beside the decisions and in bounded time.
+
+    One that takes too long is left to its thread, and is not installed.
+    """
+    while True:
+        await asyncio.sleep(_PLANS_EVERY)
+        for plan in fleet.gates.plans(time.monotonic()):
+            try:
+                async with asyncio.timeout(_PLANNING):
+                    install = await asyncio.to_thread(plan)
+            except Exception:
+                log.exception("planning failed")
+            else:
+                install()
 
 
 def _begin(stack: AsyncExitStack, work: Coroutine[None, None, None]) -> asyncio.Task[None]:

@@ -14,15 +14,21 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 import aiohttp
 import uvloop
+from leadsman.budget import Budget
 from leadsman.fleet import Fleet
+from leadsman.gate import lacking
+from leadsman.policies import BUILT_IN
+from leadsman.policy import Policy, PolicyError
+from leadsman.units import Seconds
 from leadsman_extproc.garbage import settle
 from leadsman_extproc.models import ServedModel
 from leadsman_extproc.serve import Service
@@ -33,12 +39,16 @@ from leadsman_operator.collectors import Collectors
 from leadsman_operator.endpoint import CollectorTiming, Endpoint, Surroundings
 from leadsman_operator.manifest import ManifestError
 
-from leadsman_cli.config import Config, read_config
+from leadsman_cli.config import Config, policies, read_config
 from leadsman_cli.logs import log_as_json
 from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
 from leadsman_cli.signals import ToldToStop
 
 log = logging.getLogger(__name__)
+
+SIGNALS_EVERY: Final[Seconds] = 0.25
+SIGNALS_WITHIN: Final[Seconds] = 10.0
+"""How long a ready engine may take until it has told of its load: twenty reports."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,13 +60,18 @@ def main(argv: Sequence[str]) -> int:
     log_as_json(arguments.log_level)
     try:
         config = read_config(arguments.config)
-        plan = Plan(config=config, endpoints=config.targets(), models=config.served_models())
+        plan = Plan(
+            config=config,
+            endpoints=config.targets(),
+            models=config.served_models(),
+            policies=policies(config.picker, config.budget),
+        )
     except (ManifestError, OSError) as error:
         print(f"leadsman serve: {arguments.config}: {error}", file=sys.stderr)
         return 2
     try:
         uvloop.run(_until_told(plan))
-    except OSError as error:
+    except (OSError, PolicyError) as error:
         log.critical("cannot serve", extra={"error": str(error)})
         return 1
     return 0
@@ -69,6 +84,7 @@ class Plan:
     config: Config
     endpoints: tuple[Endpoint, ...]
     models: tuple[ServedModel, ...]
+    policies: Mapping[str, type[Policy]] = field(default_factory=lambda: BUILT_IN)
     timing: CollectorTiming = field(default_factory=CollectorTiming)
 
     @property
@@ -77,6 +93,7 @@ class Plan:
         return PickerPlan(
             models=self.models,
             secret=self.config.secret.encode(),
+            policies=self.policies,
             budget=self.config.budget,
             settings=self.config.picker,
         )
@@ -127,11 +144,32 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         )
 
 
+async def find_signals(fleet: Fleet, budget: Budget) -> None:
+    """Wait until all that the file's policy reads is told, then for ever.
+
+    Raises PolicyError where workers are ready and do not tell it: such a policy would decide on
+    nothing.
+    """
+    policy, seen_at = fleet.gates.policy(budget), None
+    while missing := lacking(policy, fleet.workers.values(), time.monotonic()):
+        await asyncio.sleep(SIGNALS_EVERY)
+        if seen_at is None and any(worker.ready for worker in fleet.workers.values()):
+            seen_at = time.monotonic()
+        if seen_at is not None and time.monotonic() - seen_at > SIGNALS_WITHIN:
+            names = ", ".join(sorted(missing))
+            raise PolicyError(f"policy {policy.name} needs {names}, which no engine tells")
+    await asyncio.Event().wait()
+
+
 async def _until_told(plan: Plan) -> None:
     told = ToldToStop()
     async with serving(plan) as running:
         settle()
         log.info("serving", extra={"port": running.server.port, "fleet": running.fleet_ports})
-        await told.wait(running.follower)
+        needs = asyncio.create_task(find_signals(running.fleet, plan.config.budget))
+        try:
+            await told.wait(running.follower, needs)
+        finally:
+            needs.cancel()
         log.info("draining", extra={"in_flight": len(running.service.grants)})
     log.info("stopped")

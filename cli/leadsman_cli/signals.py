@@ -13,10 +13,11 @@ class ToldToStop:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told.set)
 
-    async def wait(self, task: asyncio.Task[None]) -> None:
-        """Return once told; where the task ends before, with its result."""
+    async def wait(self, *tasks: asyncio.Task[None]) -> None:
+        """Return once told; where a task ends before, with its result."""
         waiting = asyncio.create_task(self._told.wait())
-        await asyncio.wait([waiting, task], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        if task.done():
-            task.result()
+        for task in tasks:
+            if task.done():
+                task.result()

@@ -53,7 +53,8 @@ class OfModel:
 class Counts:
     """Plain counts, each by the label that its name says.
 
-    fallbacks: by cause, `deadline` or `error`. within: by limit, of `graded` predictions.
+    fallbacks: by cause, `deadline` or `error`. policy_faults: by policy/cause.
+    within: by limit, of `graded` predictions.
     quantiles: by confidence, of them those that said a quantile, and quantiles_kept: whose TTFT was
     within it; quantiles_missable: how many need not be. parity: comparisons of our tokens with an
     engine's, by verdict. token_parity: by model, whether they were alike when last compared: False,
@@ -68,6 +69,7 @@ class Counts:
     fallbacks: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    policy_faults: Counter[str] = field(default_factory=Counter)
     within: Counter[str] = field(default_factory=Counter)
     cells: Counter[str] = field(default_factory=Counter)
     quantiles: Counter[str] = field(default_factory=Counter)
@@ -162,6 +164,7 @@ BY_LABEL = (
     ("fallbacks", "cause", "Requests sent to the least loaded worker for want of a decision."),
     ("outcomes", "outcome", "Granted requests by how they ended."),
     ("errors", "where", "Errors of our own, by where they were caught."),
+    ("policy_faults", "fault", "Decisions that a policy's fallback made, by policy and cause."),
     ("within", "limit", "Graded predictions within a limit of the real time to first token."),
     ("cells", "cell", "Served requests with a bound, by predicted and real side of it."),
     ("quantiles", "confidence", "Graded predictions by the confidence of their quantile."),

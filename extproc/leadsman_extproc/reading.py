@@ -169,6 +169,7 @@ class Reader:
             tenant=wishes.tenant,
             session=wishes.session or body.session,
             objective=wishes.objective,
+            waited=wishes.waited,
             max_queue_wait=wishes.max_queue_wait,
             ttft_objective=wishes.ttft_objective,
             prefers_cache=wishes.prefers_cache,

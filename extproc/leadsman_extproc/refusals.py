@@ -61,22 +61,32 @@ class Reply:
     details: str
 
 
-def refusal(refused: Refused, api: Api) -> Reply:
-    """Tell a client that its request is refused, why, and when to come back."""
+def explain(refused: Refused) -> dict[str, object]:
+    """Say a refusal in fields that a program can act on; null is what no rule predicted.
+
+    read: what the rule read and its limits, by name; for a tenant, its share and what it has had.
+    """
     wait = _wait(refused.retry_after)
-    retry = refused.should_retry and wait <= LONGEST_RETRY
-    fields = {
+    return {
         "reason": refused.reason.value,
+        "policy": refused.policy,
         "predicted_wait_s": _rounded(refused.predicted_wait),
         "bound_s": _rounded(refused.bound),
         "retry_after_s": wait,
-        "retry": retry,
+        "retry": refused.should_retry and wait <= LONGEST_RETRY,
+        "read": {name: _rounded(value) for name, value in refused.read.items()},
     }
+
+
+def refusal(refused: Refused, api: Api) -> Reply:
+    """Tell a client that its request is refused, why, and when to come back."""
+    wait = _wait(refused.retry_after)
+    fields = explain(refused)
     headers = {
         "content-type": "application/json",
         "retry-after": str(math.ceil(wait)),
         "retry-after-ms": str(math.ceil(wait * 1000)),
-        "x-should-retry": "true" if retry else "false",
+        "x-should-retry": "true" if fields["retry"] else "false",
         "x-llm-d-request-dropped-reason": refused.reason.value,
     }
     error = _Told(

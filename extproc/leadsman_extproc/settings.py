@@ -64,6 +64,8 @@ class Settings:
     notice: for which new calls are still taken once readiness is lost: as long as it takes until no
         gateway sends any. Before that ends, a call refused is a request failed.
     conformance: heed what only the upstream conformance suite sends; lets any client choose.
+    policies: classes of further admission policies, as MODULE:CLASS; those of installed packages
+        that declare them are found without.
     parity_every: between two requests of a model whose tokens an engine is asked for, to compare
         them with ours; null: none are, and engines are asked for those of probes alone.
     """
@@ -81,4 +83,5 @@ class Settings:
     metrics_port: int | None = None
     journal: Path | None = None
     recording: Recording = field(default_factory=Recording)
+    policies: tuple[str, ...] = ()
     parity_every: Seconds | None = 30.0

@@ -33,6 +33,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     ttft_objective: Seconds | None = None
     max_queue_wait: Seconds | None = None
     prefers_cache: bool = False
+    waited: Seconds = 0.0
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ class HeaderNames:
     ttft_ms: tuple[str, ...] = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
     max_queue_wait_s: tuple[str, ...] = ("x-leadsman-max-queue-wait-s",)
     prefer: tuple[str, ...] = ("x-leadsman-prefer",)
+    waited_s: tuple[str, ...] = ("x-leadsman-waited-s",)
 
 
 def read_wishes(headers: Mapping[str, str], names: HeaderNames, body: Body) -> Wishes | BadRequest:
@@ -52,6 +53,13 @@ def read_wishes(headers: Mapping[str, str], names: HeaderNames, body: Body) -> W
             message = f"{found[0]} must be a number of milliseconds above 0, not {found[1]!r:.40}"
             return BadRequest(api=body.api, message=message, param=found[0])
         ttft = told / 1000
+    waited: Seconds = 0.0
+    if (found := _first(headers, names.waited_s)) is not None:
+        said = _number(found[1])
+        if isinstance(said, str) or not 0 <= said < math.inf:
+            message = f"{found[0]} must be a number of seconds from 0 on, not {found[1]!r:.40}"
+            return BadRequest(api=body.api, message=message, param=found[0])
+        waited = said
     prefer = _first(headers, names.prefer)
     return Wishes(
         tenant=_value(headers, names.tenant),
@@ -59,6 +67,7 @@ def read_wishes(headers: Mapping[str, str], names: HeaderNames, body: Body) -> W
         objective=_value(headers, names.objective),
         ttft_objective=ttft,
         max_queue_wait=bound,
+        waited=waited,
         prefers_cache=prefer is not None and prefer[1].strip().lower() == "cache",
     )
 

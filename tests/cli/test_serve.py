@@ -3,6 +3,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -12,14 +13,21 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from leadsman.records import WorkerSeen
-from leadsman_cli.config import Config, FleetSpec, read_config
+from leadsman.budget import Budget
+from leadsman.fleet import Fleet
+from leadsman.policy import PolicyError
+from leadsman.records import LoadSample, WorkerSeen
+from leadsman.units import WorkerId
+from leadsman_cli import serve
+from leadsman_cli.config import Config, FleetSpec, policies, read_config
 from leadsman_cli.serve import Plan, serving
 from leadsman_cli.tokenize import EngineTokenizer
 from leadsman_extproc.asking import Question
 from leadsman_extproc.settings import Settings
 from leadsman_fleet.client import FleetClient, Target
-from leadsman_operator.manifest import EndpointSpec
+from leadsman_operator.manifest import EndpointSpec, ManifestError
+
+from tests.settings import SETTINGS
 
 PATIENCE = 20.0
 
@@ -165,6 +173,52 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path, number):
 
     assert process.returncode == 0
     assert messages.index("draining") < messages.index("stopped")
+
+
+def fleet_that_tells(usage):
+    """A fleet of one ready worker whose engine reports its load so."""
+    fleet = Fleet()
+    fleet.apply(WorkerSeen(worker=WorkerId("w"), endpoint="w", settings=SETTINGS), 0.0)
+    fleet.apply(
+        LoadSample(worker=WorkerId("w"), at=time.monotonic(), running=0, waiting=0, kv_usage=usage),
+        0.0,
+    )
+    return fleet
+
+
+async def test_a_signal_that_no_engine_tells_ends_the_start_with_its_name(monkeypatch):
+    monkeypatch.setattr(serve, "SIGNALS_WITHIN", 0.5)
+    budget = Budget(policy="kv_threshold")
+
+    with pytest.raises(PolicyError, match="kv_threshold needs kv_usage, which no engine tells"):
+        await serve.find_signals(fleet_that_tells(None), budget)
+
+
+async def test_a_policy_whose_signals_are_told_goes_on(monkeypatch):
+    monkeypatch.setattr(serve, "SIGNALS_WITHIN", 0.1)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await serve.find_signals(fleet_that_tells(0.25), Budget(policy="kv_threshold"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget", "words"),
+    [
+        (Settings(), Budget(policy="haggle"), "budget.policy: no policy 'haggle'"),
+        (
+            Settings(),
+            Budget(policy="queue_cap", parameters={"most": 1}),
+            "budget.policy: policy queue_cap: no parameter 'most'",
+        ),
+        (Settings(policies=("no_such:One",)), Budget(), "picker.policies: policy no_such:One"),
+    ],
+)
+def test_a_policy_that_cannot_be_had_is_a_mistake_in_the_file(settings, budget, words):
+    with pytest.raises(ManifestError) as caught:
+        policies(settings, budget)
+
+    assert words in str(caught.value)
 
 
 def test_the_example_is_a_sound_file():

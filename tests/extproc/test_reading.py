@@ -242,6 +242,7 @@ def test_headers_say_whose_request_it_is_and_what_it_wants(text):
         "x-slo-ttft-ms": "1500",
         "x-leadsman-max-queue-wait-s": "60",
         "x-leadsman-prefer": "cache",
+        "x-leadsman-waited-s": "2.5",
     }
 
     request = read(reader(text), CHAT, headers, messages=USER)
@@ -249,6 +250,7 @@ def test_headers_say_whose_request_it_is_and_what_it_wants(text):
     assert (request.tenant, request.session, request.objective) == ("t", "s", "o")
     assert (request.ttft_objective, request.max_queue_wait) == (1.5, 60.0)
     assert request.prefers_cache
+    assert request.waited == 2.5
 
 
 def test_a_bound_in_the_body_overrides_the_headers(text):
@@ -265,6 +267,8 @@ def test_a_bound_in_the_body_overrides_the_headers(text):
         ("x-leadsman-max-queue-wait-s", "4"),
         ("x-leadsman-max-queue-wait-s", "nan"),
         ("x-leadsman-max-queue-wait-s", "soon"),
+        ("x-leadsman-waited-s", "-1"),
+        ("x-leadsman-waited-s", "long"),
         ("x-slo-ttft-ms", "0"),
         ("x-slo-ttft-ms", "inf"),
         ("x-slo-ttft-ms", "nan"),

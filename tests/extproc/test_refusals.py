@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anthropic
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from leadsman.prediction import Reason, Refused
 from leadsman.units import RequestId
 from leadsman_extproc.body import Api, BadRequest
-from leadsman_extproc.refusals import Reply, bad_request, refusal, too_large
+from leadsman_extproc.refusals import Reply, bad_request, explain, refusal, too_large
 
 SDKS = [Api.OPENAI, Api.ANTHROPIC]
 ANSWERS = {
@@ -146,6 +146,23 @@ async def test_a_client_that_must_not_retry_raises_its_own_error_with_our_fields
     assert (told["predicted_wait_s"], told["bound_s"]) == (41.5, 30.0)
     assert (told["retry_after_s"], told["retry"]) == (7.25, False)
     assert (gateway.slept, gateway.tried) == ([], 1)
+
+
+def test_a_refusal_explains_itself_in_fields():
+    share = replace(refused(), reason=Reason.OVER_SHARE, policy="shares", read={"tenant_used": 0.5})
+
+    told = explain(replace(share, predicted_wait=None, bound=None))
+
+    assert told == {
+        "reason": "over_share",
+        "policy": "shares",
+        "predicted_wait_s": None,
+        "bound_s": None,
+        "retry_after_s": 7.25,
+        "retry": True,
+        "read": {"tenant_used": 0.5},
+    }
+    assert json.loads(refusal(share, Api.OPENAI).body)["error"]["read"] == told["read"]
 
 
 @pytest.mark.parametrize("api", SDKS)
