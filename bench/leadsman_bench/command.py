@@ -1,6 +1,7 @@
-"""`leadsman bench`: every number that the project claims, by four commands.
+"""`leadsman bench`: every number that the project claims, by five commands.
 
-simulate: predictions on a fleet in virtual time. recorded: on recordings of a real engine.
+simulate: predictions on a fleet in virtual time. policies: goodput of admission policies side by
+side, on the same. recorded: on recordings of a real engine.
 micro: speed and memory of the parts, each module of `leadsman_bench.micro` with its `measure()`.
 operator: how the operator keeps up in a cluster, by a real API server.
 """
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
     """Run one of the benchmarks; gives the exit status, 2 where there is no such one."""
     commands: dict[str, Callable[[list[str]], int]] = {
         "simulate": _simulate,
+        "policies": _policies,
         "recorded": _recorded,
         "micro": micro,
         "operator": _operator,
@@ -73,6 +75,12 @@ def _simulate(argv: list[str]) -> int:
     from leadsman_bench import simulate
 
     return simulate.main(argv)
+
+
+def _policies(argv: list[str]) -> int:
+    from leadsman_bench import contest
+
+    return contest.main(argv)
 
 
 def _recorded(argv: list[str]) -> int:

@@ -10,7 +10,7 @@ import gc
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
@@ -20,13 +20,17 @@ from typing import TextIO
 import msgspec
 from leadsman.budget import Budget
 from leadsman.fleet import Fleet
+from leadsman.gate import Fault, Gates, Plan
 from leadsman.grade import Bounded, Grade
+from leadsman.policies import BUILT_IN
+from leadsman.policy import Policy, PolicyError
 from leadsman.prediction import Decision, Prediction, Refused
 from leadsman.records import Outcome, Record
 from leadsman.request import Request
 from leadsman.units import Seconds, WorkerId
 from leadsman_extproc.metrics import Counts as Counted
 from leadsman_extproc.outcomes import Outcomes
+from leadsman_extproc.plugins import kinds
 
 from leadsman_bench.chance import Chance, Odds
 from leadsman_bench.conversation import ConversationModel, bundled_model, generate, warped
@@ -44,13 +48,28 @@ GARBAGE_AT = 1_000_000
 """New objects until garbage is looked for: a run makes next to none that count does not free."""
 
 
-class LivePicker:
-    """The core's Fleet with one budget for all, as a picker has it."""
+PLANNING: Seconds = 5.0
+"""Virtual seconds until a policy's plan that was begun counts: what QLM's paper says of its own."""
 
-    def __init__(self, budget: Budget, rng: Random) -> None:
-        self._fleet = Fleet()
+
+class LivePicker:
+    """The core's Fleet with one budget for all, as a picker has it; `faults` of its policy."""
+
+    def __init__(
+        self, budget: Budget, rng: Random, policies: Mapping[str, type[Policy]] = BUILT_IN
+    ) -> None:
+        self.faults: Counter[str] = Counter()
+        self._fleet = Fleet(gates=Gates(policies, self._note))
         self._budget = budget
         self._rng = rng
+        self._planned: list[tuple[Seconds, Plan]] = []
+
+    def _note(self, fault: Fault) -> None:
+        self.faults[f"{fault.policy}/{fault.cause}"] += 1
+
+    def check(self) -> None:
+        """Raise PolicyError where the budget's policy cannot be made."""
+        self._fleet.gates.policy(self._budget)
 
     def apply(self, record: Record, now: Seconds) -> None:
         """Take in a record of fleet state."""
@@ -58,6 +77,9 @@ class LivePicker:
 
     def decide(self, request: Request, now: Seconds) -> Decision:
         """Admit the request on one worker, or refuse it."""
+        while self._planned and self._planned[0][0] <= now:
+            self._planned.pop(0)[1]()()
+        self._planned += [(now + PLANNING, plan) for plan in self._fleet.gates.plans(now)]
         return self._fleet.decide(request, self._budget, now, self._rng)
 
     def wants_witness(self, worker: WorkerId) -> bool:
@@ -171,7 +193,7 @@ class Progress:
             self._stream.write("\n")
 
 
-def simulate(  # noqa: PLR0913  # what is looked at besides
+def simulate(  # noqa: PLR0913  # what a run is, and who looks on
     length: Length,
     *,
     seed: int,
@@ -179,6 +201,7 @@ def simulate(  # noqa: PLR0913  # what is looked at besides
     progress: Progress | None = None,
     chance: Chance | None = None,
     journal: Path | None = None,
+    picker: LivePicker | None = None,
 ) -> Grades:
     """Run a fleet of these workers under the conversation model; return the grades.
 
@@ -186,7 +209,7 @@ def simulate(  # noqa: PLR0913  # what is looked at besides
     """
     model = bundled_model()
     grades = Grades()
-    picker = LivePicker(Budget(), Random(f"{seed}/decisions"))
+    picker = picker or LivePicker(Budget(), Random(f"{seed}/decisions"))
     with Outcomes(counts=Counted(), folder=journal) as outcomes:
         recorded = Recorded(picker, grades, outcomes)
         fleet = VirtualFleet(specs, recorded, recorded, seed=seed, onlooker=chance)
@@ -223,6 +246,13 @@ def main(argv: list[str]) -> int:
         return 2
     if arguments.chance:
         chance = Chance(bundled_model(), every=arguments.chance, seed=arguments.seed)
+    try:
+        budget = Budget(policy=arguments.policy, parameters=dict(arguments.set or ()))
+        picker = LivePicker(budget, Random(f"{arguments.seed}/decisions"), kinds())
+        picker.check()
+    except PolicyError as error:
+        print(f"bench simulate: {error}", file=sys.stderr)
+        return 2
     grades = simulate(
         length,
         seed=arguments.seed,
@@ -230,11 +260,14 @@ def main(argv: list[str]) -> int:
         progress=progress,
         chance=chance,
         journal=arguments.journal,
+        picker=picker,
     )
     progress.end()
     summary = grades.summary(len(specs))
     by_chance = {} if chance is None else chance.by_load()
     _print(grades, summary, by_chance, arguments.worst)
+    for fault, times in picker.faults.items():
+        print(f"{fault}: the policy's fallback decided {times:,} times")
     print(f"{time.process_time() - began:.0f} s of computing on one core")
     if arguments.rows:
         arguments.rows.write_bytes(b"".join(msgspec.json.encode(r) + b"\n" for r in grades.graded))
@@ -291,6 +324,11 @@ def _print(grades: Grades, summary: Summary, by_chance: dict[str, Odds], count: 
         console.print(worst(grades.graded, count))
 
 
+def _setting(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="leadsman bench simulate", description="Grade predictions on a fleet in virtual time."
@@ -304,6 +342,10 @@ def _parser() -> argparse.ArgumentParser:
         help="who serves the workers (default vllm; given for each, the fleet has both)",
     )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--policy", default="predicted_wait", help="the admission policy")
+    parser.add_argument(
+        "--set", action="append", type=_setting, metavar="NAME=NUMBER", help="one of its parameters"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--picture", type=Path, help="draw the run into this folder")
     parser.add_argument(
