@@ -14,7 +14,7 @@ A prefix's blocks leave from its end, so residency is searched by bisection.
 Source: vLLM 0.32 v1/core/block_pool.py, free_blocks and get_new_blocks.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -87,7 +87,7 @@ class Pool:
 
     def claimed(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
         """Count the leading blocks, at most `most`, that are there or in doubt."""
-        return _bisect(keys, most, self.__contains__)
+        return bisect_left(range(most), True, key=lambda place: keys[place] not in self)
 
     def pinned(self, keys: Sequence[BlockKey], most: Blocks) -> Blocks:
         """Count the leading blocks, at most `most`, that running requests hold."""
