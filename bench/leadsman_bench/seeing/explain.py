@@ -218,7 +218,7 @@ def _missed(row: Row, one: Prediction) -> Excess | None:
         return None
     request = row.as_request()
     is_alone = all(other.curve == "unmeasured" for other in row.decision.candidates)
-    return excess(one, request, bounds_of(request, budget), is_alone=is_alone)
+    return excess(one, request.waited, bounds_of(request, budget), is_alone=is_alone)
 
 
 def _not_asked(row: Row) -> list[tuple[str, ...]]:
@@ -308,7 +308,7 @@ def _if_refused(row: Row, candidates: Sequence[Prediction]) -> list[str]:
     found = [f"A bound of {instead} would have sent it to {best.worker}; so would {less}."]
     is_ttft = least.reason == "would_miss_ttft"
     expected = (row.waited or 0.0) + (best.price.ttft if is_ttft else best.price.queue_wait)
-    if expected <= least.bound:
+    if least.bound is not None and expected <= least.bound:
         found.append(
             f"It is the uncertainty that refused it: expected there are {seconds(expected)}, and "
             f"{seconds(least.predicted)} at {100 * best.confidence:g} % confidence."

@@ -145,6 +145,14 @@ class KnownWorker:
         """Who was no candidate was not recorded."""
         return True
 
+    @property
+    def weights(self) -> StepWeights:
+        """Nobody recorded them."""
+        return StepWeights(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def read(self, signal: str, now: Seconds) -> None:
+        """No signal was recorded."""
+
     def price(self, request: Request, now: Seconds) -> Price:  # noqa: ARG002  # known already
         """Give the recorded price, else the floors as one."""
         if self.told is not None:
