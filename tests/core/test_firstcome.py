@@ -7,6 +7,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from leadsman.engine import EngineSettings
 from leadsman.firstcome import FirstCome, is_first_come
+from leadsman.future import FutureCache
 from leadsman.mirror import Mirror
 from leadsman.pricing import forecast, stepwise
 from leadsman.records import Granted
@@ -162,8 +163,9 @@ def queued(prompts, output=20, **settings):
 def events(mirror, target):
     """Count the rounds that a price takes; none of them may be the replay's."""
     run, rounds = FirstCome(mirror, target, WEIGHTS, 0.0), 0
+    cache = FutureCache(mirror, run)
     while (mine := run.entered.get(target.id)) is None or mine.computed < mine.target:
-        assert run._advance(run._steps())
+        assert run._advance(run._steps(), cache)
         rounds += 1
     return rounds
 
