@@ -52,6 +52,10 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         "sessionMoveCost": spec.session_move_cost,
         "probes": spec.probes,
         "mode": spec.mode,
+        "policy": spec.policy,
+        "unit": spec.unit,
+        "sessionCalls": spec.session_calls,
+        "sessionIdle": spec.session_idle,
     }
 
 
@@ -83,9 +87,13 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         (
             budget("b", mode="Shadow", probes=0.1),
             "spec",
-            "probes must be 0 in mode Shadow, where nobody is refused: set mode to Enforce",
+            "probes must be 0 in modes Shadow and Off, where nobody is refused: set mode to Enforce",
         ),
-        (budget("b", mode="Off"), "spec.mode", 'supported values: "Enforce", "Shadow"'),
+        (
+            budget("b", mode="Never"),
+            "spec.mode",
+            'supported values: "Enforce", "Off", "Shadow"',
+        ),
         (
             budget("b", statuses={"overloaded": 200}),
             "spec.statuses.overloaded",
