@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from leadsman.budget import Budget
 from leadsman.gate import Gates
 from leadsman.policy import Policy, PolicyError
-from leadsman_engines.profile import EngineProfile
+from leadsman_engines.profile import EngineProfile, SharedStore
 from leadsman_extproc.models import ServedModel, load_model
 from leadsman_extproc.plugins import kinds
 from leadsman_extproc.settings import Settings
@@ -44,10 +45,14 @@ class FleetSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The whole file. secret: makes block keys unguessable; the same for all replicas."""
+    """The whole file. secret: makes block keys unguessable; the same for all replicas.
+
+    stores: what engines share below their own caches.
+    """
 
     endpoints: tuple[EndpointSpec, ...]
     profiles: Mapping[str, EngineProfile] = field(default_factory=dict)
+    stores: tuple[SharedStore, ...] = ()
     models: tuple[ModelSpec, ...] = ()
     budget: Budget = field(default_factory=Budget)
     picker: Settings = field(default_factory=Settings)
@@ -87,6 +92,19 @@ def policies(settings: Settings, budget: Budget) -> Mapping[str, type[Policy]]:
     except PolicyError as error:
         raise ManifestError("budget.policy", str(error)) from error
     return found
+
+
+def check_stores(stores: Sequence[SharedStore]) -> None:
+    """Say what is wrong with the stores. Raises ManifestError."""
+    for place, store in enumerate(stores):
+        if not store.lmcache.startswith(("http://", "https://")):
+            raise ManifestError(f"stores[{place}].lmcache", "expected the URL of a coordinator")
+        if store.block_size < 1:
+            raise ManifestError(
+                f"stores[{place}].block_size", "expected a number of tokens above 0"
+            )
+    if stores and find_spec("blake3") is None:
+        raise ManifestError("stores", "needs pip install 'leadsman[lmcache]'")
 
 
 def load_models(models: Sequence[ModelSpec]) -> tuple[ServedModel, ...]:

@@ -134,10 +134,10 @@ def _end_of(
 
 def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:
     """Follow the fleet until the stack ends; the task ends before only if something is broken."""
-    follower = _begin(stack, parts.client.run())
-    _begin(stack, parts.comparing.run())
-    _begin(stack, _teach(parts.fleet, parts.client))
-    _begin(stack, _plan(parts.fleet))
+    follower = begin(stack, parts.client.run())
+    begin(stack, parts.comparing.run())
+    begin(stack, _teach(parts.fleet, parts.client))
+    begin(stack, _plan(parts.fleet))
     return follower
 
 
@@ -181,7 +181,7 @@ async def _plan(fleet: Fleet) -> None:
                 install()
 
 
-def _begin(stack: AsyncExitStack, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+def begin(stack: AsyncExitStack, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
     """Start a task that ends with the stack."""
     task = asyncio.create_task(work)
 

@@ -39,9 +39,9 @@ from leadsman_operator.collectors import Collectors
 from leadsman_operator.endpoint import CollectorTiming, Endpoint, Surroundings
 from leadsman_operator.manifest import ManifestError
 
-from leadsman_cli.config import Config, policies, read_config
+from leadsman_cli.config import Config, check_stores, policies, read_config
 from leadsman_cli.logs import log_as_json
-from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
+from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, begin, follow, picker
 from leadsman_cli.signals import ToldToStop
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
             models=config.served_models(),
             policies=policies(config.picker, config.budget),
         )
+        check_stores(config.stores)
     except (ManifestError, OSError) as error:
         print(f"leadsman serve: {arguments.config}: {error}", file=sys.stderr)
         return 2
@@ -134,6 +135,7 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         collectors = Collectors(around)
         stack.push_async_callback(collectors.stop)
         await collectors.set(plan.endpoints)
+        _follow_stores(stack, plan, around)
         server = await stack.enter_async_context(parts.service.run())
         yield Running(
             service=parts.service,
@@ -142,6 +144,17 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
             fleet_ports=ports[1:],
             follower=follower,
         )
+
+
+def _follow_stores(stack: AsyncExitStack, plan: Plan, around: Surroundings) -> None:
+    """Follow what engines share, until the stack ends."""
+    if not plan.config.stores:
+        return
+    from leadsman_engines.lmcache_directory import LmcacheDirectory
+
+    for store in plan.config.stores:
+        reader = LmcacheDirectory(store, around.publish, around.clock, secret=around.secret)
+        begin(stack, reader.run(around.http))
 
 
 async def find_signals(fleet: Fleet, budget: Budget) -> None:

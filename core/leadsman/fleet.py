@@ -38,6 +38,7 @@ from leadsman.records import (
     TrustChanged,
     WorkerGone,
     WorkerSeen,
+    is_store,
 )
 from leadsman.request import Request
 from leadsman.returns import Returns
@@ -188,13 +189,14 @@ class Fleet:
     # -- what it is told -----------------------------------------------------------------------
 
     def apply(self, record: Record, now: Seconds) -> None:  # noqa: C901  # one case a record
-        """Take in one record; records of workers that are not there are dropped."""
+        """Take in one record; those of workers that are not there are dropped, but for stores."""
         self.gates.saw(record, now)
         if isinstance(record, WorkerSeen):
             self._see(record, now)
             return
         state = self.workers.get(record.worker)
         if state is None:
+            self._saw_stranger(record)
             return
         match record:
             case WorkerGone():
@@ -218,6 +220,11 @@ class Fleet:
                     self._relearn(state)
             case _:
                 assert_never(record)
+
+    def _saw_stranger(self, record: Record) -> None:
+        """Take what a shared store tells; who else is not there has nothing to tell."""
+        if isinstance(record, KvEvents) and is_store(record.worker):
+            self.index.apply(record.worker, record.events)
 
     def _see(self, seen: WorkerSeen, now: Seconds) -> None:
         state = self.workers.get(seen.worker)

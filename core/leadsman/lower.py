@@ -8,7 +8,8 @@ request, credited or not, is held against what the request found, and the latest
 A tier may be one that many share, as a store of Mooncake's or LMCache's: its engine finds what any
 other put there. No event says so. So what others' tiers hold beyond a worker's own is claimed for
 it too, as one tier more, which is believed like any other that only says what was stored: once
-requests were seen to find it.
+requests were seen to find it. Where such a store has a directory of its own, what that lists is
+held in a store's name (`records.STORE`), and is "of others" to every worker.
 
 Bringing tokens back takes time in proportion to them. How much is learned from the same requests:
 what the first token came later than it would have, had they been on the GPU. Before the first of

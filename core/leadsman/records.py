@@ -7,12 +7,21 @@ except `engine_time`, which is the engine's own. A quantity that is not known is
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from leadsman.engine import EngineSettings
 from leadsman.units import Keys, RequestId, Seconds, Tokens, WorkerId
 
 GPU = "GPU"
+
+STORE: Final = "store "
+"""Begins the name of a store that many workers share. It holds blocks and is no worker: nothing is
+said of it but `KvEvents`, and no request goes there."""
+
+
+def is_store(worker: WorkerId) -> bool:
+    """Say whether a name is that of a shared store."""
+    return worker.startswith(STORE)
 
 
 class Trust(StrEnum):

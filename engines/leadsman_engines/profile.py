@@ -47,3 +47,22 @@ SETTINGS_FIELDS = tuple(
     name for name in EngineSettings.__slots__ if name in EngineProfile.__slots__
 )
 """The fields that a profile can state of an engine's settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStore:
+    """A store that the engines of one model share.
+
+    lmcache: URL of LMCache's coordinator. model: as requests name it; stored_as: as LMCache does,
+    where that is another name (it takes vLLM's `--model`). block_size: the engines'.
+    """
+
+    lmcache: str
+    model: str
+    block_size: Tokens
+    stored_as: str | None = None
+
+    @property
+    def name_there(self) -> str:
+        """What LMCache calls the model."""
+        return self.stored_as or self.model

@@ -4,7 +4,7 @@ The state is a fold over records. It keeps of each worker its latest words (sett
 what was learned), which blocks it holds per tier with their copies, and its live grants with the
 tokens seen so far. It forgets who stored a block (`session`) and when: these belong to the step in
 which they happen. What names a worker that is not there is ignored, so that a late record never
-brings back what a departure gave away.
+brings back what a departure gave away; a shared store is there from its first record on.
 """
 
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from leadsman.records import (
     TrustChanged,
     WorkerGone,
     WorkerSeen,
+    is_store,
 )
 from leadsman.units import RequestId, Seconds, WorkerId
 
@@ -40,16 +41,21 @@ class _Grant:
 
 
 @dataclass(slots=True)
+class _Cache:
+    sequence: int = 0
+    engine_time: Seconds = 0.0
+    received_at: Seconds = 0.0
+    tiers: dict[str, Residency] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Worker:
     seen: WorkerSeen
     trust: TrustChanged | None = None
     load: LoadSample | None = None
     learned: Learned | None = None
     learned_by: str | None = None
-    sequence: int = 0
-    engine_time: Seconds = 0.0
-    received_at: Seconds = 0.0
-    tiers: dict[str, Residency] = field(default_factory=dict)
+    cache: _Cache = field(default_factory=_Cache)
     grants: dict[RequestId, _Grant] = field(default_factory=dict)
 
 
@@ -58,6 +64,7 @@ class FleetState:
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, _Worker] = {}
+        self._stores: dict[WorkerId, _Cache] = {}
 
     def apply(self, record: Record, source: str | None = None) -> bool:
         """Fold one record in, and say whether it told anything new.
@@ -68,6 +75,9 @@ class FleetState:
             return self._see(record)
         if isinstance(record, WorkerGone):
             return self._workers.pop(record.worker, None) is not None
+        if isinstance(record, KvEvents) and is_store(record.worker):
+            _fold_events(self._stores.setdefault(record.worker, _Cache()), record)
+            return True
         worker = self._workers.get(record.worker)
         if worker is None:
             return False
@@ -87,6 +97,8 @@ class FleetState:
         """Say the state again, each record with the replica that reported it, where one did."""
         for worker in self._workers.values():
             yield from _restate(worker)
+        for store, cache in self._stores.items():
+            yield None, _restate_cache(store, cache)
 
     def workers(self) -> list[WorkerId]:
         """List the workers that are there."""
@@ -127,7 +139,7 @@ def _fold(
 ) -> bool:
     match record:
         case KvEvents():
-            _fold_events(worker, record)
+            _fold_events(worker.cache, record)
         case TrustChanged():
             worker.trust = record
         case LoadSample():
@@ -155,37 +167,28 @@ def _fold_tokens(worker: _Worker, record: TokensSeen) -> bool:
     return True
 
 
-def _fold_events(worker: _Worker, batch: KvEvents) -> None:
-    worker.sequence = batch.sequence
-    worker.engine_time = batch.engine_time
-    worker.received_at = batch.received_at
+def _fold_events(cache: _Cache, batch: KvEvents) -> None:
+    cache.sequence = batch.sequence
+    cache.engine_time = batch.engine_time
+    cache.received_at = batch.received_at
     for event in batch.events:
         match event:
             case Stored():
-                worker.tiers.setdefault(event.tier, Residency()).add(event.keys)
+                cache.tiers.setdefault(event.tier, Residency()).add(event.keys)
             case Removed():
-                if event.tier in worker.tiers:
-                    worker.tiers[event.tier].remove(event.keys)
+                if event.tier in cache.tiers:
+                    cache.tiers[event.tier].remove(event.keys)
             case Cleared():
                 if event.tier is None:
-                    worker.tiers.clear()
+                    cache.tiers.clear()
                 else:
-                    worker.tiers.pop(event.tier, None)
+                    cache.tiers.pop(event.tier, None)
 
 
 def _restate(worker: _Worker) -> Iterator[tuple[str | None, Record]]:
     yield None, worker.seen
     yield None, worker.trust or _untold(worker.seen.worker)
-    yield (
-        None,
-        KvEvents(
-            worker=worker.seen.worker,
-            sequence=worker.sequence,
-            engine_time=worker.engine_time,
-            received_at=worker.received_at,
-            events=(Cleared(), *_blocks(worker)),
-        ),
-    )
+    yield None, _restate_cache(worker.seen.worker, worker.cache)
     if worker.load is not None:
         yield None, worker.load
     if worker.learned is not None:
@@ -196,13 +199,23 @@ def _restate(worker: _Worker) -> Iterator[tuple[str | None, Record]]:
             yield grant.source, grant.seen
 
 
+def _restate_cache(worker: WorkerId, cache: _Cache) -> KvEvents:
+    return KvEvents(
+        worker=worker,
+        sequence=cache.sequence,
+        engine_time=cache.engine_time,
+        received_at=cache.received_at,
+        events=(Cleared(), *_blocks(cache)),
+    )
+
+
 def _untold(worker: WorkerId) -> TrustChanged:
     return TrustChanged(worker=worker, trust=Trust.BLIND, reason="nothing heard of its cache yet")
 
 
-def _blocks(worker: _Worker) -> Iterator[Stored]:
+def _blocks(cache: _Cache) -> Iterator[Stored]:
     """Store every block once, then those with a second copy once more, and so on."""
-    for tier, residency in worker.tiers.items():
+    for tier, residency in cache.tiers.items():
         keys, copies = residency.copies()
         for copy in range(int(np.max(copies, initial=0))):
             yield Stored(keys=keys[copies > copy], tier=tier)

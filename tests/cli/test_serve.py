@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from leadsman.policy import PolicyError
 from leadsman.records import LoadSample, WorkerSeen
 from leadsman.units import WorkerId
 from leadsman_cli import serve
-from leadsman_cli.config import Config, FleetSpec, policies, read_config
+from leadsman_cli.config import Config, FleetSpec, check_stores, policies, read_config
 from leadsman_cli.serve import Plan, serving
 from leadsman_cli.tokenize import EngineTokenizer
+from leadsman_engines.profile import SharedStore
 from leadsman_extproc.asking import Question
 from leadsman_extproc.settings import Settings
 from leadsman_fleet.client import FleetClient, Target
@@ -55,6 +57,49 @@ async def test_what_a_collector_finds_reaches_the_picker_by_the_stream(engine):
 
     assert worker.endpoint == engine.address
     assert worker.settings.max_num_seqs == 16
+
+
+async def test_what_a_coordinator_lists_reaches_every_picker_by_the_stream(engine):
+    golden = Path(__file__).parents[1] / "engines/golden/lmcache_coordinator.json"
+    told = json.loads(golden.read_text())["stored"]
+    app = web.Application()
+
+    async def say(request):
+        return web.json_response(told[request.path.removeprefix("/directory/")])
+
+    app.router.add_get("/directory/keys", say)
+    app.router.add_post("/directory/lookup", say)
+    async with TestServer(app) as server:
+        store = SharedStore(
+            lmcache=str(server.make_url("/")), model="m", stored_as="org/m", block_size=4
+        )
+        shares = plan(engine, listen="127.0.0.1:0")
+        shares = replace(shares, config=replace(shares.config, stores=(store,)))
+        async with serving(shares) as running:
+            await until(lambda: running.fleet.index.distinct_blocks)
+            late = Fleet()
+            target = Target(address=f"127.0.0.1:{running.fleet_ports[0]}", replica="late")
+            client = FleetClient(target, lambda record: late.apply(record, time.monotonic()))
+            follower = asyncio.create_task(client.run())
+            await until(lambda: late.index.distinct_blocks)
+            follower.cancel()
+
+    assert running.fleet.index.distinct_blocks == late.index.distinct_blocks == 14
+    assert len(late.workers) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "size", "words"),
+    [
+        ("coordinator:9300", 16, "stores[0].lmcache: expected the URL"),
+        ("http://coordinator", 0, "stores[0].block_size: expected a number of tokens above 0"),
+    ],
+)
+def test_a_store_that_cannot_be_is_a_mistake_in_the_file(url, size, words):
+    with pytest.raises(ManifestError) as caught:
+        check_stores([SharedStore(lmcache=url, model="m", block_size=size)])
+
+    assert words in str(caught.value)
 
 
 async def test_a_further_replica_follows_the_same_fleet(engine):

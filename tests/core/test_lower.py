@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from leadsman.lower import UNMEASURED, Claim, LowerTiers
 from leadsman.records import (
     GPU,
+    STORE,
     Cleared,
     KvEvents,
     Removed,
@@ -153,16 +154,18 @@ def test_a_reset_of_one_tier_leaves_the_others(engine):
 
 
 class Shared:
-    """The engine, and another worker that only says what it put into a tier."""
+    """The engine, and another worker, or a store, that says what it put into a tier."""
 
-    def __init__(self, **fields):
+    def __init__(self, store=None, **fields):
         self.engine = Engine(**fields)
-        self.other = WorkerId("other:8000")
+        self.batches = 0
+        self.other = WorkerId(store or "other:8000")
+        if store is not None:
+            return
         seen = WorkerSeen(
             worker=self.other, endpoint=self.other, settings=self.engine.settings, ready=False
         )
         self.engine.tell(seen)
-        self.batches = 0
 
     def put(self, *seeds):
         self.batches += 1
@@ -175,6 +178,16 @@ class Shared:
                 events=tuple(Stored(keys=keys(seed), tier="STORAGE") for seed in seeds),
             )
         )
+
+
+def test_what_a_store_lists_is_credited_once_found_and_the_store_is_no_worker():
+    shared = Shared(store=f"{STORE}http://coordinator m")
+    shared.put(*range(10))
+
+    served = [shared.engine.serve(seed, found=WHOLE) for seed in range(2)]
+
+    assert served == [(0, WHOLE), (WHOLE, WHOLE)]
+    assert list(shared.engine.fleet.workers) == [W]
 
 
 def test_what_others_put_into_a_tier_is_credited_once_a_request_was_seen_to_find_it():
