@@ -249,11 +249,9 @@ def _found(
 
 
 def _settings(url: str, told: Mapping[str, Any], profile: EngineProfile) -> EngineSettings:
-    known = {
-        name: told[name] if name in told else getattr(profile, name) for name in SETTINGS_FIELDS
-    }
-    known = {name: value for name, value in known.items() if value is not None}
-    known |= {name: told[name] for name in _ONLY_TOLD if name in told}
+    stated = {name: getattr(profile, name) for name in SETTINGS_FIELDS}
+    known = {name: value for name, value in stated.items() if value is not None}
+    known |= {name: told[name] for name in (*SETTINGS_FIELDS, *_ONLY_TOLD) if name in told}
     for name in _REQUIRED:
         if name not in known:
             raise UnknownSettingError(url, name)

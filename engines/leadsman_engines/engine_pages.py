@@ -34,10 +34,16 @@ class _Scheduler(msgspec.Struct):
     scheduler_reserve_full_isl: bool | None = None
 
 
+class _Drafter(msgspec.Struct):
+    method: str | None = None
+    num_speculative_tokens: int | None = None
+
+
 class _CacheLabels(msgspec.Struct):
     block_size: int | None = None
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool | None = None
+    prefix_cache_retention_interval: int | None = None
 
 
 class _Source(msgspec.Struct):
@@ -54,7 +60,7 @@ def info_settings(info: Any) -> dict[str, Any]:
     """
     config = info.get("vllm_config") if isinstance(info, Mapping) else None
     if isinstance(config, str):
-        config = {"scheduler_config": _printed(config)}
+        config = {"scheduler_config": _printed(config), "speculative_config": _drafter(config)}
     section = config.get("scheduler_config") if isinstance(config, Mapping) else None
     if isinstance(section, str):
         section = _printed(section)
@@ -72,14 +78,21 @@ def info_settings(info: Any) -> dict[str, Any]:
 
 
 def _speculation(config: Any) -> dict[str, Any]:
-    """Say whether an engine drafts from its own states, which bears on what it finds cached.
+    """Read how many drafts are tried, whether their drafter needs slots, and whose states it reads.
 
-    How many drafts it tries is not said: how many will be right is not known, and tokens are told
-    one by one.
+    How many will be right is not said: the replay counts on none, and is set right by what comes.
+    Source: vLLM 0.33 v1/core/sched/scheduler.py, Scheduler.__init__ (num_lookahead_tokens).
     """
     section = config.get("speculative_config")
-    method = section.get("method") if isinstance(section, Mapping) else None
-    return {"is_eagle": True} if method in EAGLES else {}
+    if not isinstance(section, Mapping):
+        return {}
+    said = msgspec.convert(section, _Drafter, strict=False)
+    settings: dict[str, Any] = {"is_eagle": True} if said.method in EAGLES else {}
+    if said.num_speculative_tokens:
+        settings["num_speculative_tokens"] = said.num_speculative_tokens
+        if said.method in EAGLES or said.method == "draft_model":
+            settings["num_lookahead_tokens"] = said.num_speculative_tokens
+    return settings
 
 
 def cache_settings(page: EngineMetrics) -> dict[str, Any]:
@@ -93,6 +106,8 @@ def cache_settings(page: EngineMetrics) -> dict[str, Any]:
         settings["num_blocks"] = said.num_gpu_blocks // max(1, len(page.ranks)) - 1
     if said.enable_prefix_caching is not None:
         settings["enable_prefix_caching"] = said.enable_prefix_caching
+    if "prefix_cache_retention_interval" in page.cache_config:
+        settings["retention_interval"] = said.prefix_cache_retention_interval
     return settings
 
 
@@ -156,6 +171,14 @@ def _printed(text: str) -> dict[str, str]:
         if match and match[1] not in ("None", "null"):
             found[name] = match[1]
     return found
+
+
+def _drafter(text: str) -> dict[str, str]:
+    """Find the drafter in a printed configuration; vLLM prints its number by a shorter name."""
+    section = re.search(r"\bspeculative_config['\"]?\s*[=:]\s*(?:\w+\(|\{)([^)}]*)", text)
+    found = re.findall(r"(\w+)['\"]?\s*[=:]\s*['\"]?([\w.+-]+)", section[1] if section else "")
+    names = {"method": "method", "num_spec_tokens": "num_speculative_tokens"}
+    return {names.get(name, name): value for name, value in found}
 
 
 def _hardware(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,9 @@ class EngineProfile:
     """Statements about one engine, or about a set of like ones.
 
     num_blocks: usable KV blocks of one rank (vLLM's num_gpu_blocks - 1).
+    num_speculative_tokens: drafts that are tried a step; num_lookahead_tokens: as many where the
+    drafter has a cache of its own (EAGLE, MTP, a draft model).
+    retention_interval: vLLM's prefix_cache_retention_interval.
     kv_events, kv_replay: ZMQ endpoints of the first rank; each further one's port is one higher.
     kv_events may be the URL of TensorRT-LLM's `/kv_cache_events`: it is drained, by nobody else.
     kv_events "off": the engine publishes none, and nobody is to look for them.
@@ -35,6 +38,9 @@ class EngineProfile:
     policy: Policy | None = None
     watermark: float | None = None
     reserve_full_isl: bool | None = None
+    num_speculative_tokens: Tokens | None = None
+    num_lookahead_tokens: Tokens | None = None
+    retention_interval: Tokens | None = None
     hardware: str | None = None
     image: str | None = None
     kv_events: str | None = None

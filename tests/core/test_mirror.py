@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from leadsman.holding import Flight
 from leadsman.mirror import Mirror
-from leadsman.records import Ended, KvEvents, Outcome, Stored
+from leadsman.records import Ended, Granted, KvEvents, Outcome, Stored, TokensSeen
 from leadsman.steptime import StepFeatures, StepWeights
 from leadsman.units import RequestId
 
 from .plain import names_of, plain
+from .served import PROMPT, Engine, W, keys
 from .watched import TRUE, WORKER, Watched, conversations, settings_of
 
 BUSY_SECOND = StepFeatures(20, 4000, 8e6, 60, 9e4, 0)
@@ -491,3 +492,32 @@ def snapshot(mirror):
             for flight in mirror.flights.values()
         ],
     )
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+def test_an_engine_whose_drafts_are_right_is_followed_by_what_comes(drafts):
+    engine, requests = Engine(num_speculative_tokens=drafts), 4
+    for number in range(requests):
+        engine.tell(
+            Granted(
+                worker=W,
+                request=RequestId(str(number)),
+                at=2.0 + number / 10,
+                prompt_tokens=PROMPT,
+                keys=keys(50 + number),
+                max_tokens=None,
+                priority=0,
+                predicted_ttft=None,
+            )
+        )
+
+    for step in range(60):
+        at, tokens = 3.0 + 0.03 * step, 1 + step * (1 + drafts)
+        for number in range(requests):
+            seen = TokensSeen(worker=W, request=RequestId(str(number)), at=at, tokens=tokens)
+            engine.fleet.apply(seen, at)
+        engine.state.catch_up(at)
+
+    followed = [seq.generated for seq in engine.state.mirror.replay.decoding.values()]
+    assert len(followed) == requests
+    assert all(abs(generated - tokens) <= 2 * (1 + drafts) for generated in followed)

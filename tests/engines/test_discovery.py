@@ -182,6 +182,65 @@ def test_a_printed_configuration_says_the_same_as_a_nested_one(config):
     assert printed == nested
 
 
+DRAFTERS = [("ngram", False, 0), ("draft_model", False, 3), ("eagle3", True, 3), ("mtp", True, 3)]
+
+
+@pytest.mark.parametrize(("method", "is_eagle", "ahead"), DRAFTERS)
+@pytest.mark.parametrize("is_printed", [False, True])
+def test_the_drafts_of_a_step_are_told_with_their_drafter(method, is_eagle, ahead, is_printed):
+    drafter = {"method": method, "num_speculative_tokens": 3, "model": "d"}
+    config = {"scheduler_config": {}, "speculative_config": drafter}
+    if is_printed:
+        shown = f"SpeculativeConfig(method={method!r}, model='d', num_spec_tokens=3)"
+        config = f"model='m', speculative_config={shown}, tokenizer='m'"
+
+    settings = info_settings({"vllm_config": config})
+
+    assert settings["num_speculative_tokens"] == 3
+    assert settings.get("is_eagle", False) is is_eagle
+    assert settings.get("num_lookahead_tokens", 0) == ahead
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"scheduler_config": {}, "speculative_config": None},
+        "speculative_config=None, other_config=Other(method='eagle', num_spec_tokens=3)",
+    ],
+)
+def test_an_engine_without_a_drafter_tells_of_no_drafts(config):
+    assert info_settings({"vllm_config": config}) == {}
+
+
+async def test_what_nobody_tells_of_drafts_and_retention_the_profile_states():
+    stated = EngineProfile(
+        max_num_batched_tokens=2048,
+        max_num_seqs=16,
+        num_speculative_tokens=2,
+        num_lookahead_tokens=2,
+        retention_interval=512,
+    )
+
+    (rank,) = (await found(PAGES, stated)).ranks
+
+    assert rank.settings.num_speculative_tokens == rank.settings.num_lookahead_tokens == 2
+    assert rank.settings.retention_interval == 512
+
+
+@pytest.mark.parametrize(("label", "interval"), [("0", 0), ("640", 640), ("None", None)])
+async def test_the_retention_interval_that_an_engine_tells_goes_before_a_stated_one(
+    label, interval
+):
+    page = PAGES["/metrics"].replace(
+        'hash_block_size="None"', f'prefix_cache_retention_interval="{label}"'
+    )
+    stated = EngineProfile(max_num_batched_tokens=2048, max_num_seqs=16, retention_interval=512)
+
+    (rank,) = (await found(PAGES | {"/metrics": page}, stated)).ranks
+
+    assert rank.settings.retention_interval == interval
+
+
 def test_a_setting_that_is_none_is_not_said():
     printed = info_settings({"vllm_config": "async_scheduling=None, max_num_seqs=7"})
 

@@ -58,6 +58,17 @@ class StatedSettings(Part, frozen=True, kw_only=True):
     reserve_full_isl: Annotated[
         bool | None, Meta(description="A prompt must fit whole before it is begun.")
     ] = None
+    num_speculative_tokens: Annotated[
+        Count | None, Meta(description="Drafts that are tried a step: num_speculative_tokens.")
+    ] = None
+    num_lookahead_tokens: Annotated[
+        Count | None,
+        Meta(description="The same number where the drafter has a cache of its own (EAGLE, MTP)."),
+    ] = None
+    retention_interval: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="--prefix-cache-retention-interval, of hybrid models."),
+    ] = None
     hardware: Annotated[
         Name | None, Meta(description="Names the GPU: what was learned holds for like ones only.")
     ] = None
