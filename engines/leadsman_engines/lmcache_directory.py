@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -27,6 +27,7 @@ import numpy as np
 from leadsman.keys import namespace_seed, root_key
 from leadsman.records import STORE, KvEvent, KvEvents, Removed, Stored
 from leadsman.units import Keys, Seconds, WorkerId
+from msgspec import Meta
 
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.lmcache_chains import Chains, ChunkName
@@ -49,7 +50,7 @@ Answer = TypeVar("Answer")
 
 
 class _Key(msgspec.Struct, frozen=True):
-    chunk_hash_hex: str
+    chunk_hash_hex: Annotated[str, Meta(pattern="^([0-9a-f]{2})+$")]
     model_name: str
     kv_rank: int
     object_group_id: int = 0
@@ -82,7 +83,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 class _Found(msgspec.Struct, frozen=True):
     key: _Key
-    token_ids: list[int]
+    token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]]
 
 
 class _Lookup(msgspec.Struct, frozen=True):

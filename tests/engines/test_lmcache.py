@@ -139,13 +139,28 @@ async def test_a_coordinator_that_fails_changes_nothing_and_one_that_is_back_is_
     assert (kept, held(index, reader, GOLDEN["a"])) == (6, 4)
 
 
-async def test_a_page_of_another_shape_is_the_coordinators_mistake(followed):
-    coordinator, _, _, read = followed
+@pytest.mark.parametrize(
+    ("page", "where", "wrong"),
+    [
+        ("keys", "chunk_hash_hex", "no hash"),
+        ("keys", "kv_rank", "first"),
+        ("lookup", "token_ids", [2**32]),
+    ],
+)
+async def test_a_page_of_another_shape_is_the_coordinators_mistake(followed, page, where, wrong):
+    coordinator, reader, index, read = followed
+    told = json.loads(json.dumps(GOLDEN["stored"]))
+    rows = told[page]["keys" if page == "keys" else "results"]
+    for row in rows:
+        (row["key"] if page == "keys" else row)[where] = wrong
+    coordinator.told = told
 
-    coordinator.told = {"keys": {"keys": [{"key": {"chunk_hash_hex": 1}}]}}
-
-    with pytest.raises(EngineProtocolError, match="chunk_hash_hex"):
+    with pytest.raises(EngineProtocolError, match=where):
         await read()
+    coordinator.told = GOLDEN["stored"]
+    await read()
+
+    assert held(index, reader, GOLDEN["a"]) == 6
 
 
 PROMPTS = st.lists(st.lists(st.sampled_from([1, 2]), max_size=4), min_size=1, max_size=6)
