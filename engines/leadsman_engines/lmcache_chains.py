@@ -58,19 +58,19 @@ class Chains:
 
     def place(self, tries: int) -> tuple[list[Keys], bool]:
         """Place what can be with so many hashes; says whether something is left to try."""
-        found: list[Keys] = []
-        for name, chunk in list(self._unplaced.items()):
+        found: list[ChunkName] = []
+        for name, chunk in self._unplaced.items():
             parent, used = self._parent(name, chunk, tries)
             tries -= used
             if parent is not None:
-                keys = extend_keys(parent, chunk.tokens, self._block_size)
-                del self._unplaced[name]
-                self.placed[name] = keys
+                self.placed[name] = extend_keys(parent, chunk.tokens, self._block_size)
                 self._order.append(name)
-                found.append(keys)
+                found.append(name)
             if tries <= 0:
-                return found, True
-        return found, False
+                break
+        for name in found:
+            del self._unplaced[name]
+        return [self.placed[name] for name in found], tries <= 0
 
     def forget(self, name: ChunkName) -> Keys | None:
         """Forget a chunk; gives its keys if it had been placed."""

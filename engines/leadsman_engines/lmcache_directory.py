@@ -41,8 +41,8 @@ _PAGE: Final = 10_000
 """The most keys that the coordinator lists at once."""
 _LOOKED_UP: Final = 256
 """Chunks that are looked up at once: 0.4 MB of token ids, with chunks of 256."""
-_TRIES: Final = 500
-"""Hashes between two looks at other work: half a millisecond."""
+_TRIES: Final = 200
+"""Hashes between two looks at other work: one takes some microseconds."""
 _MOST_TRIES: Final = 50_000
 """Hashes a reading; the search goes on in the next."""
 
