@@ -45,6 +45,8 @@ class Running:
     probed_at: float = 0.0
     failures: int = 0
     terminate_until: float | None = None
+    stop_at: float = 0.0
+    stopping: bool = False
 
 
 @dataclass
@@ -200,9 +202,12 @@ class Kubelet:
             if running.terminate_until is None:
                 grace = pod["metadata"].get("deletionGracePeriodSeconds", 30)
                 running.terminate_until = now + grace
-                running.process.send_signal(signal.SIGTERM)
-            elif now > running.terminate_until:
+                running.stop_at = now + _pre_stop(pod)
+            if now > running.terminate_until:
                 running.process.kill()
+            elif not running.stopping and now >= running.stop_at:
+                running.stopping = True
+                running.process.send_signal(signal.SIGTERM)
             return
         self.plane.ask("DELETE", path, {"gracePeriodSeconds": 0})
         if running is not None:
@@ -255,3 +260,9 @@ class Kubelet:
         status, said = self.plane.ask(method, path, body, **more)
         assert status < 300 or status in (404, 409), (method, path, status, said)
         return said
+
+
+def _pre_stop(pod: dict) -> float:
+    """How long a pod serves on after it was deleted: its container's preStop sleep, in seconds."""
+    hook = pod["spec"]["containers"][0].get("lifecycle", {}).get("preStop", {})
+    return float(hook.get("sleep", {}).get("seconds", 0))

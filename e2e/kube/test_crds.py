@@ -87,7 +87,7 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         (
             budget("b", mode="Shadow", probes=0.1),
             "spec",
-            "probes must be 0 in modes Shadow and Off, where nobody is refused: set mode to Enforce",
+            "probes must be 0 in modes Shadow and Off, where nobody is refused: set mode to",
         ),
         (
             budget("b", mode="Never"),
