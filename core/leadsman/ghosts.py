@@ -11,6 +11,8 @@ gives them away: blocks are stored for a session that no grant names. Each such 
   of it is guessed to be as much as was there, as of lengths spread evenly over their logarithm;
   any other is;
 - its answer is as long as anybody's;
+- where its session is granted after all, another picker's grant came late: the request takes its
+  place, and what the ghost proved of strangers is void;
 - it is gone when somebody who waited for its slot is seen to run, or when the engine says that
   fewer run; of two such reports in a row the one that changes less is believed, since a report is
   older than it says.
@@ -23,7 +25,7 @@ name no sessions, where a stranger cannot be told from us.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from leadsman.engine import EngineSettings
@@ -51,7 +53,7 @@ class Ghosts(Stepping):
         super().__init__(settings, learner)
         self._names_sessions = False
         self._ended: OrderedDict[RequestId, None] = OrderedDict()
-        self._stranger_at: Seconds | None = None
+        self._strange: dict[str | None, Seconds] = {}
         self._surplus: tuple[int, int] | None = None
         self._typical_prompt: Tokens = 0
         self._ghosts = 0
@@ -99,8 +101,8 @@ class Ghosts(Stepping):
                 left, last = whole, None
             flight = self._whose(event)
             if self._is_strange(event):
-                self._stranger_at = batch.received_at
-                flight = self._ghost_of(event, over)
+                self._strange[event.session] = batch.received_at
+                flight = self._ghost_of(event, over, found.values())
                 flight.session = event.session
                 found[id(event)] = flight
             if flight is None or not self._is_at_its_prompt(flight):
@@ -125,22 +127,27 @@ class Ghosts(Stepping):
         request = RequestId(event.session)
         return request not in self.flights and request not in self._ended
 
-    def _ghost_of(self, event: Stored, told: Sequence[Flight]) -> Flight:
-        """Choose whose blocks these are; `told` are those whose prompt is over."""
+    def _ghost_of(self, event: Stored, over: Sequence[Flight], told: Collection[Flight]) -> Flight:
+        """Choose whose blocks these are, of all but those whose prompt is `over`.
+
+        told: whom the batch told of before: they run.
+        """
         replay, size = self.replay, self.settings.block_size
+        waiting = [one for one in self.ghosts if one.seq in replay.waiting]
         ghosts = [
             one
             for one in self.ghosts
-            if one not in told and (one.session == event.session or one.seq in replay.waiting)
+            if one not in over
+            and (one.session == event.session or (one.session is None and one in waiting))
         ]
         at_prompt = [one for one in ghosts if self._is_at_its_prompt(one)]
         if at_prompt:
-            return min(at_prompt, key=lambda one: one.seq in replay.waiting)
+            return min(at_prompt, key=lambda one: one in waiting)
         if ghosts and len(event.keys) == 1:
             fills = {one.seq.id: (self._computed(one.seq) + size // 2) % size for one in ghosts}
             return min(ghosts, key=lambda one: abs(fills[one.seq.id] - size // 2))
         if replay.slots_used >= self.settings.max_num_seqs:
-            self._lay_one(told)
+            self._lay_one([*over, *told])
         return self._raise(size)
 
     def _raise(self, prompt: Tokens) -> Flight:
@@ -155,11 +162,16 @@ class Ghosts(Stepping):
         self.replay.waiting.appendleft(seq)
         return flight
 
-    def _own_up(self, request: RequestId) -> None:
-        """A request was granted after all, by another picker: it is no stranger."""
+    def _unmask(self, request: RequestId) -> Flight | None:
+        """Give the ghost of a request that was granted after all, by another picker."""
+        self._strange.pop(request, None)
+        first: Flight | None = None
         for ghost in self.ghosts:
-            if ghost.session == request:
+            if ghost.session == request and first is None:
+                first = ghost
+            elif ghost.session == request:
                 self._lay(ghost)
+        return first
 
     def _lengthen(self, flight: Flight, keys: list[BlockKey], *, is_cut: bool) -> None:
         """A ghost's prompt goes on with these blocks, and further if it was cut."""
@@ -200,7 +212,10 @@ class Ghosts(Stepping):
     def saw_load(self, sample: LoadSample) -> None:
         """Hold the engine's own counts against ours."""
         replay, ghosts = self.replay, self.ghosts
-        is_proven = self._stranger_at is not None and sample.at - self._stranger_at < PROVEN_FOR
+        self._strange = {
+            session: at for session, at in self._strange.items() if sample.at - at < PROVEN_FOR
+        }
+        is_proven = bool(self._strange)
         if not (ghosts or is_proven):
             self._surplus = None
             return
@@ -232,7 +247,7 @@ class Ghosts(Stepping):
         seq = self._raise(max(1, self._typical_prompt)).seq
         self.replay.place(seq, seq.prompt)
 
-    def _lay_one(self, told: Sequence[Flight] = ()) -> None:
+    def _lay_one(self, told: Collection[Flight] = ()) -> None:
         """A ghost that ran is gone: of those that nothing is told of, the one longest at it."""
         replay = self.replay
         ran = [one for one in self.ghosts if one.seq not in replay.waiting and one not in told]

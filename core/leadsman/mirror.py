@@ -56,6 +56,7 @@ class Mirror(Ghosts):
         self.beside: list[tuple[Mirror, StepWeights]] = []
         self._offset: Seconds | None = None
         self._arrivals = 0
+        self._granted_until: Seconds = -math.inf
 
     # -- what is asked of it -----------------------------------------------------------------------
 
@@ -82,8 +83,15 @@ class Mirror(Ghosts):
     # -- what comes from outside -------------------------------------------------------------------
 
     def grant(self, granted: Granted, expected: Tokens) -> Flight:
-        """Add a request at the moment of the pick. `expected`: its output tokens, as believed."""
-        self._own_up(granted.request)
+        """Add a request at the moment of the pick, or when another picker's is heard of.
+
+        expected: its output tokens, as believed.
+        """
+        ghost = self._unmask(granted.request)
+        computed = 0 if ghost is None else self._computed(ghost.seq)
+        if ghost is not None:
+            del self.flights[ghost.seq.id]
+            self.replay.drop(ghost.seq)
         seq = self.sequence(granted, expected)
         self._arrivals += 1
         seq.arrival = self._arrivals
@@ -102,7 +110,43 @@ class Mirror(Ghosts):
         self.flights[granted.request] = flight
         self._note_prompt(seq.prompt)
         self.replay.add(seq)
+        if granted.at < self._granted_until:
+            self._fall_in(flight)
+        self._granted_until = max(self._granted_until, granted.at)
+        if ghost is not None:
+            self._take_over(flight, ghost, computed)
         return flight
+
+    def _fall_in(self, flight: Flight) -> None:
+        """A grant was heard of late: whoever came since stands, and finds its blocks, behind it."""
+        seq = flight.seq
+        self._call_up(seq)
+        for request, common in seq.kin:
+            other = self.flights[request]
+            if other.granted_at > flight.granted_at:
+                other.seq.kin.append((seq.id, common))
+                other.seq.kin.sort(key=itemgetter(1), reverse=True)
+
+    def _take_over(self, flight: Flight, ghost: Flight, computed: Tokens) -> None:
+        """Put a request to where its ghost was, which had computed so many tokens.
+
+        A ghost's count leaves out what was found cached, and its prompt's length was a guess.
+        """
+        seq, size, flight.held = flight.seq, self.settings.block_size, ghost.held
+        if not ghost.held:
+            return
+        depth = self._note_stored(flight, ghost.held)
+        assert flight.believed is not None, "noting what was stored notes what was believed"
+        found = seq.cached or 0
+        # By now its own blocks are there too: what it found is what its first event left out.
+        flight.believed, flight.claimed = min(flight.believed, found), min(flight.claimed, found)
+        made, whole = ghost.seq.generated, len(seq.keys)
+        if depth > whole:
+            self.replay.place(seq, max(found + computed, depth * size))
+        elif depth == whole and made:
+            self.replay.place(seq, seq.prompt + made - 1)
+        else:
+            self.replay.place(seq, depth * size)
 
     def sequence(
         self,

@@ -113,11 +113,17 @@ class Watched:
         )
         self._on_its_way, self._order = [], count()
         self.generated, self.first_at, self.cached, self.ended_at = {}, {}, {}, {}
+        self._relayed = {}
         self.alias = None
         """The session that requests give which the mirror is not told of; None: one each."""
 
-    def submit(self, name, prompt, output, *, keys=(), max_tokens=None, expected=None, seen=True):
-        """Send a request now; `keys` name its leading blocks."""
+    def submit(
+        self, name, prompt, output, *, keys=(), max_tokens=None, expected=None, seen=True, late=0.0
+    ):
+        """Send a request now; `keys` name its leading blocks.
+
+        late: all that is said of it but the events comes so many seconds late, as of another's.
+        """
         whole = [*keys][: prompt // self.settings.block_size]
         whole += [
             crc32(f"{name}/{block}".encode()) + (block << 32)
@@ -125,7 +131,12 @@ class Watched:
         ]
         if seen:
             granted = self.granted(name, prompt, keys=whole, max_tokens=max_tokens)
-            self.mirror.grant(granted, output if expected is None else expected)
+            expected = output if expected is None else expected
+            if late:
+                self._relayed[name] = late
+                self._later(late, self.now, lambda: self.mirror.grant(granted, expected))
+            else:
+                self.mirror.grant(granted, expected)
         self.engine.submit(
             SimulatedRequest(
                 id=name,
@@ -181,10 +192,12 @@ class Watched:
                 if self.generated[name] == 1:
                     self.first_at[name] = end
                     self.cached[name] = output.first[name]
-                self._later(self.chunk_late, end, self._chunk(name, self.generated[name], end))
+                relayed = end + self._relayed.get(name, 0.0)
+                self._later(self.chunk_late, relayed, self._chunk(name, self.generated[name], end))
         for name in output.finished:
             self.ended_at[name] = output.ends[-1]
-            self._later(self.chunk_late, output.ends[-1], self._end(name, self.generated[name]))
+            relayed = output.ends[-1] + self._relayed.get(name, 0.0)
+            self._later(self.chunk_late, relayed, self._end(name, self.generated[name]))
 
     def _chunk(self, name, tokens, end):
         def deliver():
