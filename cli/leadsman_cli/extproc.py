@@ -1,8 +1,8 @@
 """`leadsman extproc`: one picker of a fleet that is followed elsewhere, mostly by the operator.
 
-It serves as soon as it knows a worker, and keeps deciding on what it knows while the stream, or the
-Redis that carries it, is away. Its budgets come by the stream; the file says what the stream
-cannot: tokenizers and how to serve.
+It serves as soon as it knows a worker and all that was said before it came, and keeps deciding on
+what it knows while the stream, or the Redis that carries it, is away. Its budgets come by the
+stream; the file says what the stream cannot: tokenizers and how to serve.
 """
 
 import argparse

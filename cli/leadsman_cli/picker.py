@@ -110,6 +110,7 @@ def picker(
         reads=reader,
         budget_for=budget_for,
         report=client.report,
+        is_abreast=client.synced.is_set,
         settings=plan.settings,
         counts=counts,
         secret=plan.secret,

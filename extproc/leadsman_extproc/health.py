@@ -1,5 +1,7 @@
 """gRPC health: alive while anything answers, ready while some worker is and nothing is drained.
 
+A picker that still hears what was said before it came is not ready: it would decide on the past.
+
 Gateways and charts ask under different names; all but liveness mean readiness.
 Source: Gateway API Inference Extension, proposal 004, and its charts; grpc.health.v1.
 """

@@ -30,6 +30,7 @@ class Service:
     """One picker. Give `take` every record of the fleet stream; `run` serves until left.
 
     report: tells a record to the other replicas; must not block.
+    is_abreast: whether all was taken that was said before this picker came; no readiness before.
     secret: the deployment's; keys the hashes of names in records.
     """
 
@@ -37,6 +38,7 @@ class Service:
     reads: Reads
     budget_for: BudgetFor
     report: Callable[[Record], None]
+    is_abreast: Callable[[], bool] = lambda: True
     settings: Settings = field(default_factory=Settings)
     clock: Callable[[], Seconds] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
@@ -80,8 +82,11 @@ class Service:
             grants=self.grants, workers=self.workers, wants_witness=self.fleet.wants_witness
         )
         with self.outcomes:
-            async with serving(picking, watching) as server:
+            async with serving(picking, watching, self._is_ready) as server:
                 yield server
+
+    def _is_ready(self) -> bool:
+        return self.workers.any_ready() and self.is_abreast()
 
     def _tell(self, record: Record) -> None:
         self.fleet.apply(record, self.clock())

@@ -9,7 +9,7 @@ requests whose call is refused. So new calls are refused only later, and those i
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -77,7 +77,9 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]:
+async def serving(
+    picking: Picking, watching: Watching, is_ready: Callable[[], bool]
+) -> AsyncIterator[Server]:
     """Serve until left, then drain: readiness is lost, for `settings.notice` seconds calls are
     still taken, and those in flight then get `settings.drain` to finish.
 
@@ -85,7 +87,7 @@ async def serving(picking: Picking, watching: Watching) -> AsyncIterator[Server]
     """
     settings = picking.settings
     processor = Processor(picking=picking, watching=watching)
-    health = Health(picking.workers.any_ready)
+    health = Health(is_ready)
     handlers = {**_handlers(processor), **health.handlers()}
     async with AsyncExitStack() as stack:
         if settings.health is not None:

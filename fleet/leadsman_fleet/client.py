@@ -172,6 +172,8 @@ class FleetClient(Replica):
             records=tuple(shifted(record, offset) for record in decoded.records),
         )
         self._take_part(part, now)
+        if part.phase is not Phase.SNAPSHOT:
+            self.synced.set()
 
     async def _tell(self, stub: FleetStub) -> None:
         await self._tell_each(partial(self._report, stub), self._timing.linger)

@@ -124,6 +124,8 @@ class RedisReplica(Replica):
             phase, self._alive_until = Phase.SNAPSHOT_END, None
         epoch = self._tail.epoch or ""
         self._take_part(Part(epoch=epoch, sequence=0, phase=phase, records=tuple(records)), now)
+        if isinstance(read, Entries) and read.is_all:
+            self.synced.set()
 
     async def _stay_alive(self) -> None:
         now, grace = self._clock(), self._timing.grace

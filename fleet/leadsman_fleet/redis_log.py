@@ -62,9 +62,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entries:
-    """What was appended since the last read; empty where nothing was, for a while."""
+    """What was appended since the last read; empty where nothing was, for a while.
+
+    is_all: whether that is all that there was to read.
+    """
 
     batches: list[Batch]
+    is_all: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,30 +180,36 @@ class Tail:
         self.position = START
         self.epoch: str | None = None
         self.numbers: dict[bytes, int] = {}
+        self._is_behind = False
         self._log = log
         self._patience = patience
 
     async def read(self) -> Entries | Snapshot | None:
-        """Wait for what is new, `patience` long; None where nobody has founded an epoch."""
+        """Wait for what is new, `patience` long; None where nobody has founded an epoch.
+
+        Behind a snapshot or a full read nothing is waited for: there may be more.
+        """
         log = self._log
         await log.time.measure(log.redis)
         if self.epoch is None:
             return await self._start()
-        found = await log.redis.xread(
-            {log.names["log"]: self.position}, count=_AT_ONCE, block=int(self._patience * 1000)
-        )
+        wait = None if self._is_behind else int(self._patience * 1000)
+        place = {log.names["log"]: self.position}
+        found = await log.redis.xread(place, count=_AT_ONCE, block=wait)
         heed_cancellation()
         epoch, floor = await log.redis.hmget(log.names["snapshot"], ["epoch", "floor"])
         heed_cancellation()
         if epoch is None or epoch.decode() != self.epoch or _place(self.position) < _place(floor):
             return await self._start()
         entries = found[0][1] if found else []
-        return Entries(batches=self._new(entries))
+        self._is_behind = len(entries) >= _AT_ONCE
+        return Entries(batches=self._new(entries), is_all=not self._is_behind)
 
     async def whole_log(self) -> Entries:
         """Read all entries that there are, as a log without an epoch is read."""
         self.position = START
-        return Entries(batches=self._new(await self._log.redis.xrange(self._log.names["log"])))
+        entries = await self._log.redis.xrange(self._log.names["log"])
+        return Entries(batches=self._new(entries), is_all=True)
 
     async def _start(self) -> Snapshot | None:
         held: dict[bytes, bytes] = await self._log.redis.hgetall(self._log.names["snapshot"])
@@ -207,6 +217,7 @@ class Tail:
             await asyncio.sleep(self._patience / 10)
             return None
         self.epoch, self.position = held[b"epoch"].decode(), held[b"upto"]
+        self._is_behind = True
         self.numbers = {
             name[2:]: int(number) for name, number in held.items() if name.startswith(b"w:")
         }

@@ -15,7 +15,7 @@ from leadsman.declared import Declared
 from leadsman.records import Record, WorkerGone, WorkerSeen
 from leadsman.units import Seconds, WorkerId
 
-from leadsman_fleet.follower import Follower, Part, Phase
+from leadsman_fleet.follower import Follower, Part
 from leadsman_fleet.outbox import Outbox, Report
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 class Replica(ABC):
     """One picker's end. `on_record` gets every record in order, its times on `clock`.
 
+    synced: set once it has heard all that was said before it came.
     declared: what the pool's owner declares, as last told; None before that, or where nobody does.
     """
 
@@ -75,8 +76,6 @@ class Replica(ABC):
             self._named_in, self._named = part.epoch, set()
         for record in self._follower.take(part, now):
             self._pass_on(record)
-        if part.phase is not Phase.SNAPSHOT:
-            self.synced.set()
 
     def _pass_on(self, record: Record) -> None:
         try:

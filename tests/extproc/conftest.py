@@ -346,7 +346,9 @@ class Behind:
             clock=time.monotonic,
         )
         watching = Watching(grants=grants, workers=workers, wants_witness=picker.wants_witness)
-        server = await exits.enter_async_context(serving(picking, watching))
+        server = await exits.enter_async_context(
+            serving(picking, watching, picking.workers.any_ready)
+        )
         return Stack(self._profile, picking, picker, keeps, engine, records, server)
 
     def __enter__(self) -> Stack:

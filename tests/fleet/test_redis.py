@@ -184,6 +184,25 @@ async def test_the_stream_is_cut_and_a_newcomer_gets_all_that_holds(server):
         assert length <= 3 * 10 + 500
 
 
+async def test_who_is_in_step_has_heard_all_that_was_said_before_it_came(server):
+    entries = 1800
+    async with Stage(server) as stage:
+        keeper, log = stage.keeper(), stage.log()
+        await until(lambda: keeper._tail.epoch is not None)
+        async with log.redis.pipeline() as pipe:
+            for number in range(1, entries):
+                told = (kv(stored(number), sequence=number),) if number > 1 else (seen("a"),)
+                pipe.xadd(
+                    log.names["log"], log.packed(Batch(source=None, records=told), "w", number)
+                )
+            await pipe.execute()
+
+        newcomer = stage.replica("newcomer")
+
+        await until(newcomer.synced.is_set)
+        assert words(newcomer.state)["a", "kv"] == list(range(2, entries))
+
+
 async def test_a_reader_that_was_away_for_long_is_told_who_left_meanwhile(server):
     async with Stage(server, entries=5) as stage:
         keeper, publisher, reader = stage.keeper(), stage.publisher(), stage.replica("reader")
