@@ -27,6 +27,7 @@ ROUNDS = 2
 REQUESTS = 300
 RATE = 30.0
 WORSE = 1.1
+MOST_UNPREDICTED = 0.05
 COMPONENT = "picker-chat"
 
 
@@ -95,7 +96,9 @@ def _error(plays):
     Who was not decided on in time went to the least loaded engine, without a prediction.
     """
     times = [(row["predicted_ttft"], row["ttft"]) for rows in plays for row in rows]
-    return mean(abs(predicted - ttft) for predicted, ttft in times if predicted and ttft)
+    known = [(predicted, ttft) for predicted, ttft in times if predicted is not None and ttft]
+    assert len(known) >= (1 - MOST_UNPREDICTED) * len(times)
+    return mean(abs(predicted - ttft) for predicted, ttft in known)
 
 
 def _imbalance(plays):
