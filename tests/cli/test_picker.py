@@ -3,12 +3,14 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from leadsman.budget import Budget
 from leadsman.declared import Declared, Scope, ScopedBudget
 from leadsman.records import WorkerSeen
 from leadsman.request import Request
 from leadsman_cli.extproc import plan_of
 from leadsman_cli.picker import PickerPlan, follow, picker
+from leadsman_extproc.settings import Settings
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
 from leadsman_fleet.server import FleetService, listen
@@ -54,3 +56,21 @@ async def test_a_picker_alone_takes_workers_and_budgets_from_its_pools_stream(tm
     assert list(parts.fleet.workers) == ["ns/chat"]
     assert parts.service.budget_for(request, {"x-tier": "gold"}).name == "gold"
     assert parts.service.budget_for(request, {}).name == "otherwise"
+
+
+@pytest.mark.parametrize("is_abreast", [True, False])
+async def test_a_picker_is_ready_once_it_has_heard_what_was_said_before_it_came(
+    tmp_path, is_abreast
+):
+    plan = PickerPlan(models=(), secret=b"", settings=Settings(listen="127.0.0.1:0"))
+    async with aiohttp.ClientSession() as http:
+        parts = picker(plan, http, (f"unix:{tmp_path / 's'}", "ns/chat"))
+        parts.service.take(WorkerSeen(worker="w", endpoint="10.0.0.1:8000", settings=SETTINGS))
+        if is_abreast:
+            parts.client.synced.set()
+
+        async with parts.service.run() as server:
+            said = server.health.status("readiness")
+
+    expected = HealthCheckResponse.SERVING if is_abreast else HealthCheckResponse.NOT_SERVING
+    assert said == expected
