@@ -287,9 +287,13 @@ class Mirror(Ghosts):
     def _correct(self, seq: Seq, tokens: Tokens, steps: int, at: Seconds) -> None:
         """A step ended at `at`, but not as many as `seq` makes it: a count was wrong.
 
-        A witness was right a moment ago: if it now lacks a few steps, all have run ahead.
+        A witness was right a moment ago: if it now lacks a few steps, all have run ahead. Where no
+        end was seen yet, as after a restart, there was no such moment.
         """
-        assert self._last_end is not None
+        if self._last_end is None:
+            self.replay.place(seq, seq.prompt + tokens - 1)
+            self._lose_track(at)
+            return
         if self._is_watched(seq) and -MOST_REWOUND < steps <= 0:
             if at - self._last_end < 0.6 * self._last_seconds:
                 return

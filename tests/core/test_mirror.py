@@ -308,6 +308,20 @@ def test_a_restart_loses_the_work_and_the_cache_but_not_the_weights(is_async):
 
 
 @BOTH
+def test_tokens_of_who_was_there_before_a_restart_tell_where_it_is(is_async):
+    engine = watched(is_async)
+    engine.submit("ours", 1000, 200)
+    engine.run(engine.now + 0.5)
+    engine.mirror.reset()
+    tokens = engine.generated["ours"]
+
+    for _ in range(2):
+        engine.mirror.saw_tokens("ours", tokens, engine.now)
+
+    assert engine.believed_state() == {"ours": 1000 + tokens - 1}
+
+
+@BOTH
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_seen_seldom_does_not_destroy_measured_weights(is_async, seed):
     engine = watched(is_async, has_witnesses=False)
