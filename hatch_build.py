@@ -26,7 +26,7 @@ HOT = {
     "extproc/leadsman_extproc/http2": "calls connection frames headers messages outflow stream",
     "extproc/leadsman_extproc": (
         "bodies chat events exchange fields gather grants messages_api models own_tokens picking "
-        "prompts reading segments session sse templates verdict watch wire wishes"
+        "prompts reading rows segments session sse templates verdict watch wire wishes"
     ),
     "engines/leadsman_engines/simulated": (
         "blocks cache engine hardware scheduler sequences steps stretch"

@@ -27,10 +27,11 @@ from leadsman.prediction import Admitted, Decision
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds
 
+from leadsman_extproc.columns import encoder
 from leadsman_extproc.grants import Grant
 from leadsman_extproc.journal import KINDS, FullFiles, record_files
 from leadsman_extproc.metrics import Counts
-from leadsman_extproc.rows import Hides, allowed, decision_row, encoder, served
+from leadsman_extproc.rows import Hides, Shared, allowed, decision_row, served
 from leadsman_extproc.settings import Recording
 
 FLUSH_EVERY: Final[Seconds] = 0.25
@@ -55,13 +56,13 @@ class Outcomes:
     )
     _put: int = 0
     _taken: int = 0
-    _hides: Hides = field(init=False)
+    _shared: Shared = field(init=False)
     _encode: Callable[[object], bytes] = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def __post_init__(self) -> None:
-        self._hides = Hides(names=self.recording.names, key=self.key)
+        self._shared = Shared(Hides(names=self.recording.names, key=self.key))
         self._encode = encoder().encode
 
     def __enter__(self) -> Self:
@@ -96,7 +97,7 @@ class Outcomes:
             self._keep("outcomes", served(grant, weight=weight, epoch=_epoch()))
 
     def _keep_decision(self, request: Request, decision: Decision, at: Seconds) -> None:
-        row = decision_row(request, decision, at, self._hides, epoch=_epoch())
+        row = decision_row(request, decision, at, self._shared, epoch=_epoch())
         self._keep("decisions", row)
 
     def _count(self, grant: Grant) -> bool:

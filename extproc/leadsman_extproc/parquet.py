@@ -8,7 +8,7 @@ both. A line that is cut off is left out.
 import sys
 from pathlib import Path
 
-from leadsman_extproc.rows import DECISIONS, OUTCOMES, Columns
+from leadsman_extproc.columns import DECISIONS, OUTCOMES, Columns
 
 MEMORY = "512MB"
 

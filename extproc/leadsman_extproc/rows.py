@@ -1,149 +1,30 @@
-"""What is written of a decision, and of what became of it: rows of plain values, and their columns.
+"""Makes the rows of decisions and of outcomes (`columns`) on the request path, so it is compiled.
 
-A decision's row has all that it was made of: the request's size and wishes, the budget, every
-prediction that was made with the speed it rests on, and what was known of the other candidates. An
-outcome's row has what is needed to grade it, so that grading reads those alone. `request` joins the
-two; `time` is in seconds since 1970, all other times on the picker's own clock. None of them holds
-a word of a prompt; who sent it is a keyed hash, unless names are asked for.
-
-`DECISIONS` and `OUTCOMES` say each column's type in DuckDB's words, for whoever reads the rows or
-writes them as Parquet.
+None of them holds a word of a prompt; who sent it is a keyed hash, unless names are asked for.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from leadsman.admit import bounds_of
 from leadsman.budget import Budget
-from leadsman.prediction import Admitted, Decision
-from leadsman.records import Outcome
+from leadsman.prediction import Admitted, Decision, Refused
 from leadsman.request import Request
-from leadsman.units import RequestId, Seconds, Tokens, WorkerId
+from leadsman.units import Seconds
 
+from leadsman_extproc.columns import Decided, Sent, Served, encoder
 from leadsman_extproc.grants import Grant
 
 Names: TypeAlias = Literal["hashed", "plain"]
-Row: TypeAlias = Mapping[str, object]
-Columns: TypeAlias = Mapping[str, str]
 
 MOST_NAMES: Final = 10_000
 """Hashes that are remembered: a blake2b costs 1 us, and sessions come again."""
-
-DECISIONS: Final[Columns] = MappingProxyType(
-    {
-        "request": "VARCHAR",
-        "at": "DOUBLE",
-        "time": "DOUBLE",
-        "kind": "VARCHAR",
-        "worker": "VARCHAR",
-        "because": "VARCHAR",
-        "reason": "VARCHAR",
-        "model": "VARCHAR",
-        "prompt_tokens": "BIGINT",
-        "tokens_are_exact": "BOOLEAN",
-        "blocks": "JSON",
-        "max_tokens": "BIGINT",
-        "priority": "BIGINT",
-        "tenant": "VARCHAR",
-        "session": "VARCHAR",
-        "objective": "VARCHAR",
-        "waited": "DOUBLE",
-        "max_queue_wait": "DOUBLE",
-        "ttft_objective": "DOUBLE",
-        "prefers_cache": "BOOLEAN",
-        "allowed_queue_wait": "DOUBLE",
-        "allowed_ttft": "DOUBLE",
-        "decision": "JSON",
-    }
-)
-OUTCOMES: Final[Columns] = MappingProxyType(
-    {
-        "request": "VARCHAR",
-        "worker": "VARCHAR",
-        "model": "VARCHAR",
-        "prompt_tokens": "BIGINT",
-        "sent_at": "DOUBLE",
-        "ended_at": "DOUBLE",
-        "time": "DOUBLE",
-        "weight": "DOUBLE",
-        "outcome": "VARCHAR",
-        "because": "VARCHAR",
-        "set_aside": "VARCHAR",
-        "budget": "VARCHAR",
-        "curve": "VARCHAR",
-        "trust": "VARCHAR",
-        "state_age": "DOUBLE",
-        "max_queue_wait": "DOUBLE",
-        "allowed_queue_wait": "DOUBLE",
-        "allowed_ttft": "DOUBLE",
-        "confidence": "DOUBLE",
-        "predicted_ttft": "DOUBLE",
-        "ttft_bound": "DOUBLE",
-        "predicted_queue_wait": "DOUBLE",
-        "queue_wait_bound": "DOUBLE",
-        "queued_tokens": "BIGINT",
-        "queued_requests": "BIGINT",
-        "ttft": "DOUBLE",
-        "block_size": "BIGINT",
-        "held": "BIGINT",
-        "predicted_cached": "BIGINT",
-        "predicted_loaded": "BIGINT",
-        "cached_tokens": "BIGINT",
-        "completion_tokens": "BIGINT",
-        "engine_said": "VARCHAR",
-    }
-)
-
-
-class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One granted request: what was predicted, and what it really was; None is not known.
-
-    time: when it ended. weight: how many requests it stands for. set_aside: what it would have been
-    refused for, in shadow mode or but for a probe. allowed_queue_wait, allowed_ttft: what it could
-    take still when it was sent. ttft_bound, queue_wait_bound: what the real ones were not to
-    exceed, at `confidence`. held: the most prompt tokens that any candidate held at the decision;
-    predicted_cached: what its worker was to find, predicted_loaded of it below the GPU;
-    cached_tokens: what it found.
-    """
-
-    request: RequestId
-    worker: WorkerId
-    model: str
-    prompt_tokens: Tokens
-    sent_at: Seconds
-    ended_at: Seconds
-    time: Seconds
-    weight: float
-    outcome: Outcome
-    because: str
-    set_aside: str | None
-    budget: str | None
-    curve: str | None
-    trust: str | None
-    state_age: Seconds | None
-    max_queue_wait: Seconds | None
-    allowed_queue_wait: Seconds | None
-    allowed_ttft: Seconds | None
-    confidence: float | None
-    predicted_ttft: Seconds | None
-    ttft_bound: Seconds | None
-    predicted_queue_wait: Seconds | None
-    queue_wait_bound: Seconds | None
-    queued_tokens: Tokens | None
-    queued_requests: int | None
-    ttft: Seconds | None
-    block_size: Tokens | None
-    held: Tokens | None
-    predicted_cached: Tokens | None
-    predicted_loaded: Tokens | None
-    cached_tokens: Tokens | None
-    completion_tokens: Tokens | None
-    engine_said: str | None
+MOST_BUDGETS: Final = 1_000
+"""Whose JSON is remembered, some 0.5 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,44 +122,72 @@ class Hides:
         return hidden
 
 
+@dataclass(slots=True)
+class Shared:
+    """What many decisions have alike and is made once: hashes of names, and JSON of a budget.
+
+    So is the prediction that a decision rests on, which is one of its candidates' too.
+    """
+
+    hides: Hides = field(default_factory=Hides)
+    _encode: Callable[[object], bytes] = field(default_factory=lambda: encoder().encode)
+    _budgets: dict[int, tuple[Budget, msgspec.Raw]] = field(default_factory=dict)
+
+    def sent(self, admitted: Admitted) -> Sent:
+        """Make of a decision what is written of it."""
+        chosen, candidates = admitted.prediction, admitted.candidates
+        told = None if chosen is None else msgspec.Raw(self._encode(chosen))
+        return Sent(
+            request=admitted.request,
+            worker=admitted.worker,
+            endpoint=admitted.endpoint,
+            prediction=told,
+            fallbacks=admitted.fallbacks,
+            candidates=[told if one is chosen else one for one in candidates],
+            because=admitted.because,
+            refusal=admitted.refusal,
+            budget=None if admitted.budget is None else self.budget(admitted.budget),
+            survey=admitted.survey,
+        )
+
+    def budget(self, budget: Budget) -> msgspec.Raw:
+        """Give a budget's JSON. It is kept with it, so none comes to be where another was."""
+        found = self._budgets.get(id(budget))
+        if found is None:
+            if len(self._budgets) >= MOST_BUDGETS:
+                self._budgets.clear()
+            found = self._budgets[id(budget)] = budget, msgspec.Raw(self._encode(budget))
+        return found[1]
+
+
 def decision_row(
-    request: Request, decision: Decision, at: Seconds, hides: Hides, *, epoch: Seconds = 0.0
-) -> Row:
+    request: Request, decision: Decision, at: Seconds, shared: Shared, *, epoch: Seconds = 0.0
+) -> Decided:
     """Make a decision's row. epoch: when the picker's clock was at 0."""
-    may, is_admitted = allowed(request, decision.budget), isinstance(decision, Admitted)
-    return {
-        "request": request.id,
-        "at": at,
-        "time": epoch + at,
-        "kind": "admitted" if is_admitted else "refused",
-        "worker": decision.worker if isinstance(decision, Admitted) else None,
-        "because": decision.because if isinstance(decision, Admitted) else None,
-        "reason": None if isinstance(decision, Admitted) else decision.reason,
-        "model": request.model,
-        "prompt_tokens": request.prompt_tokens,
-        "tokens_are_exact": request.tokens_are_exact,
-        "blocks": {str(size): len(keys) for size, keys in request.keys.items()},
-        "max_tokens": request.max_tokens,
-        "priority": request.priority,
-        "tenant": hides(request.tenant),
-        "session": hides(request.session),
-        "objective": request.objective,
-        "waited": request.waited,
-        "max_queue_wait": request.max_queue_wait,
-        "ttft_objective": request.ttft_objective,
-        "prefers_cache": request.prefers_cache,
-        "allowed_queue_wait": may.queue_wait,
-        "allowed_ttft": may.ttft,
-        "decision": decision,
-    }
-
-
-def encoder() -> msgspec.json.Encoder:
-    """Make what writes rows as JSON."""
-    return msgspec.json.Encoder(enc_hook=_plain)
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, MappingProxyType):
-        return dict(value)
-    raise TypeError(f"a record cannot hold a {type(value).__name__}")
+    may, hides = allowed(request, decision.budget), shared.hides
+    admitted = decision if isinstance(decision, Admitted) else None
+    return Decided(
+        request=request.id,
+        at=at,
+        time=epoch + at,
+        kind="refused" if admitted is None else "admitted",
+        worker=None if admitted is None else admitted.worker,
+        because=None if admitted is None else admitted.because,
+        reason=decision.reason if isinstance(decision, Refused) else None,
+        model=request.model,
+        prompt_tokens=request.prompt_tokens,
+        tokens_are_exact=request.tokens_are_exact,
+        blocks={str(size): len(keys) for size, keys in request.keys.items()},
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        tenant=hides(request.tenant),
+        session=hides(request.session),
+        objective=request.objective,
+        waited=request.waited,
+        max_queue_wait=request.max_queue_wait,
+        ttft_objective=request.ttft_objective,
+        prefers_cache=request.prefers_cache,
+        allowed_queue_wait=may.queue_wait,
+        allowed_ttft=may.ttft,
+        decision=decision if admitted is None else shared.sent(admitted),
+    )

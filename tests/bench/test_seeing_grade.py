@@ -10,8 +10,8 @@ from leadsman_bench.seeing import grade_command
 from leadsman_bench.seeing.grade import Asked, grade
 from leadsman_bench.seeing.made import make
 from leadsman_bench.seeing.records import NoRecordsError, open_records
+from leadsman_extproc.columns import Served
 from leadsman_extproc.parquet import as_parquet
-from leadsman_extproc.rows import Served
 
 seconds = st.floats(0.001, 60.0)
 tokens = st.integers(0, 3000)

@@ -17,12 +17,13 @@ from leadsman.prediction import Admitted, Prediction, Price, Reason, Refused
 from leadsman.records import Outcome, Trust
 from leadsman.request import Request
 from leadsman.units import RequestId, WorkerId
+from leadsman_extproc.columns import DECISIONS, OUTCOMES, Decided, Sent, Served, encoder
 from leadsman_extproc.grants import Grants, Usage
 from leadsman_extproc.journal import FullFiles
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.outcomes import LARGE_ERROR, Outcomes
 from leadsman_extproc.parquet import as_parquet, columns_of
-from leadsman_extproc.rows import DECISIONS, OUTCOMES, Hides, Served, decision_row, encoder
+from leadsman_extproc.rows import MOST_BUDGETS, Hides, Shared, decision_row
 from leadsman_extproc.settings import Recording
 
 ONE = dataclasses.make_dataclass("One", ["name", "off", "bound"])
@@ -107,18 +108,15 @@ def read(path):
 
 
 def test_rows_have_the_columns_that_are_said_of_them():
-    asked = request()
-
-    row = decision_row(asked, decided(asked), 1.0, Hides())
-
-    assert list(row) == list(DECISIONS)
+    assert list(Decided.__struct_fields__) == list(DECISIONS)
     assert list(Served.__struct_fields__) == list(OUTCOMES)
 
 
 def test_a_decision_is_written_with_all_that_it_was_made_of():
     asked = request(max_queue_wait=30.0, waited=4.0)
 
-    line = encoder().encode(decision_row(asked, decided(asked), 1.0, Hides(), epoch=100.0))
+    made = decision_row(asked, decided(asked), 1.0, Shared(), epoch=100.0)
+    line = encoder().encode(made)
 
     row = msgspec.json.decode(line)
     [candidate] = row["decision"]["candidates"]
@@ -128,6 +126,33 @@ def test_a_decision_is_written_with_all_that_it_was_made_of():
     assert row["decision"]["budget"]["name"] == "default"
     survey = row["decision"]["survey"]
     assert (survey["workers"], survey["cached"], survey["held"]) == (["a"], [32], 32)
+
+
+@pytest.mark.parametrize("bound", [None, 1.0, 40.0])
+@pytest.mark.parametrize("mode", ["enforce", "shadow", "off"])
+def test_what_is_made_json_of_once_says_what_the_decision_says(bound, mode):
+    shared, encode = Shared(), encoder().encode
+    asked = request(max_queue_wait=bound)
+
+    for confidence in (0.9, 0.95, 0.9):
+        decision = decided(asked, confidence=confidence, mode=mode)
+        row = decision_row(asked, decision, 1.0, shared)
+
+        assert encode(row.decision) == encode(decision)
+
+
+def test_a_decision_is_written_with_every_field_that_it_has():
+    names = [one.name for one in dataclasses.fields(Admitted)]
+
+    assert list(Sent.__struct_fields__) == names
+
+
+def test_no_budget_is_taken_for_another_that_was_where_it_is():
+    shared, encode = Shared(), encoder().encode
+
+    for number in range(3 * MOST_BUDGETS):
+        budget = Budget(name=f"b{number % 700}")
+        assert encode(shared.budget(budget)) == encode(budget)
 
 
 @settings(max_examples=40, deadline=None)
@@ -262,6 +287,6 @@ def test_a_refusal_without_a_worker_has_a_row_too():
         budget=Budget(),
     )
 
-    row = decision_row(request(), refused, 1.0, Hides())
+    row = decision_row(request(), refused, 1.0, Shared())
 
-    assert (row["kind"], row["worker"], row["reason"]) == ("refused", None, Reason.NO_ENDPOINT)
+    assert (row.kind, row.worker, row.reason) == ("refused", None, Reason.NO_ENDPOINT)

@@ -23,7 +23,7 @@ from leadsman.request import Request
 from leadsman.residuals import Residuals
 from leadsman.steptime import StepWeights
 from leadsman.units import RequestId, Seconds, Tokens, WorkerId
-from leadsman_extproc.rows import DECISIONS
+from leadsman_extproc.columns import DECISIONS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

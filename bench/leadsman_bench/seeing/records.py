@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from leadsman_extproc.columns import DECISIONS, OUTCOMES
 from leadsman_extproc.journal import KINDS
-from leadsman_extproc.rows import DECISIONS, OUTCOMES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
