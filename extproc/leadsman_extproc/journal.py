@@ -54,11 +54,17 @@ class RecordFile:
         self._file.close()
 
     def _aside(self) -> Path:
-        """Name a full file by the moment, so that names stand in the order of time."""
-        self._full += 1
+        """Name a full file by the moment, so that names stand in the order of time.
+
+        An earlier life may have had the same process id, in a container it always has, and may have
+        ended this very second: its files' names are not taken.
+        """
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        name = f"{self._live.stem}-{moment}-{os.getpid()}-{self._full:06d}.jsonl"
-        return self._live.with_name(name)
+        while True:
+            self._full += 1
+            name = f"{self._live.stem}-{moment}-{os.getpid()}-{self._full:06d}"
+            if not any(self._live.parent.glob(f"{name}.*")):
+                return self._live.with_name(f"{name}.jsonl")
 
 
 class FullFiles:

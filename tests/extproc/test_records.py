@@ -236,6 +236,17 @@ def test_a_full_file_becomes_parquet_that_says_the_same(tmp_path):
     assert {(tokens, worker) for _, tokens, worker in rows} == {(70, "a")}
 
 
+def test_no_full_file_takes_the_name_of_one_of_an_earlier_life(tmp_path):
+    names = [f"r{number}" for number in range(5)]
+
+    for name in names:
+        with Outcomes(counts=Counts(), folder=tmp_path, recording=Recording(file_bytes=1)) as kept:
+            play(kept, request(name), decided(request(name)))
+
+    full = list(tmp_path.glob("decisions-*.jsonl"))
+    assert sorted(row["request"] for path in full for row in read(path)) == names
+
+
 def test_a_line_that_is_cut_off_is_left_out(tmp_path):
     path = tmp_path / "outcomes-1.jsonl"
     path.write_text('{"request":"a","ttft":1.5}\n{"request":"b","tt')
