@@ -144,6 +144,22 @@ def event_sources(pages: Any, host: str) -> dict[int, tuple[str, str | None, str
     return found
 
 
+def connects_to(info: Any) -> str | None:
+    """Give the address to which an engine's publisher connects, by `/server_info`.
+
+    None where it listens, as it does at wildcards and at no other address of TCP, or says nothing.
+    Source: vLLM 0.33 distributed/kv_events.py, ZmqEventPublisher._is_bind_endpoint.
+    """
+    config = info.get("vllm_config") if isinstance(info, Mapping) else None
+    section = config.get("kv_events_config") if isinstance(config, Mapping) else None
+    if not isinstance(section, Mapping) or section.get("publisher") != "zmq":
+        return None
+    endpoint = section.get("endpoint")
+    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+        return None
+    return None if "*" in endpoint or "::" in endpoint else endpoint
+
+
 def reachable(endpoint: str, host: str) -> str:
     """Put the engine's host where it bound to every address."""
     bracketed = f"[{host}]" if ":" in host else host

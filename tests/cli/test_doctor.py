@@ -37,9 +37,10 @@ async def engine_that(answering, pages):
     """Serve the pages of a vLLM, with chat as a test wants it."""
     servers = []
 
-    async def make(chat):
+    async def make(chat, **other):
         app = web.Application()
-        app.add_routes([web.get(path, answering(page)) for path, page in pages.items()])
+        served = pages | {f"/{name}": page for name, page in other.items()}
+        app.add_routes([web.get(path, answering(page)) for path, page in served.items()])
         app.add_routes([web.post("/v1/chat/completions", chat)])
         server = TestServer(app)
         await server.start_server()
@@ -59,6 +60,30 @@ async def test_an_engine_without_events_and_usage_is_told_which_flags_to_take(en
     assert any("does not report cached tokens" in what for what in said(findings, "warning"))
     assert "--kv-events-config" in changes
     assert "--enable-prompt-tokens-details" in changes
+
+
+@pytest.mark.parametrize(
+    ("address", "is_heard"),
+    [
+        ("tcp://*:5557", True),
+        ("tcp://[::]:5557", True),
+        ("ipc:///tmp/events", True),
+        ("tcp://0.0.0.0:5557", False),
+        ("tcp://localhost:5557", False),
+    ],
+)
+async def test_an_engine_whose_events_connect_instead_of_listening_is_a_fault(
+    engine_that, pages, address, is_heard
+):
+    info = pages["/server_info"]["vllm_config"]
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": address}
+    told = {"vllm_config": info | {"kv_events_config": events}}
+
+    findings = await found_at(await engine_that(answer(48), server_info=told))
+
+    faults = [finding for finding in findings if "connect to" in finding.what]
+    assert [finding.level for finding in faults] == ([] if is_heard else ["fault"])
+    assert all(address in finding.what and "tcp://*:" in finding.change for finding in faults)
 
 
 async def test_what_is_as_it_should_be_is_said_to_be(engine_that):

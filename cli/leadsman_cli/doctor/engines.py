@@ -19,6 +19,7 @@ from leadsman.engine import EngineSettings
 from leadsman.rules import is_known
 from leadsman.units import Seconds, Tokens
 from leadsman_engines.discovery import DiscoveredRank, UnknownSettingError, discover
+from leadsman_engines.engine_pages import connects_to
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_extproc.models import ServedModel
 from leadsman_extproc.own_tokens import OwnTokens
@@ -56,6 +57,14 @@ async def look(
         problem = f"cannot be asked: {error or type(error).__name__}"
         yield Finding("fault", where, problem, "is the engine up, and the address its own?")
         return
+    connects = await _connects_to(http, endpoint)
+    if connects is not None:
+        yield Finding(
+            "fault",
+            where,
+            f"its KV events connect to {connects} and listen nowhere: nobody hears them",
+            f"an address with `*` is listened at: start it with {EVENTS}",
+        )
     for rank in found.ranks:
         name = where if rank.dp_rank is None else f"{where}#{rank.dp_rank}"
         for finding in _settings(name, rank.settings):
@@ -84,6 +93,17 @@ def _settings(where: str, settings: EngineSettings) -> Iterator[Finding]:
         )
     if not settings.enable_prefix_caching:
         yield Finding("fine", where, "prefix caching is off: nothing is credited, nothing reused")
+
+
+async def _connects_to(http: aiohttp.ClientSession, endpoint: Endpoint) -> str | None:
+    """Say to which address an engine's events connect; None where a relay there is stated."""
+    if endpoint.profile.kv_events is not None:
+        return None
+    with suppress(aiohttp.ClientError, TimeoutError, ValueError):
+        url = f"{endpoint.url}/server_info?config_format=json"
+        async with http.get(url, timeout=WITHIN) as response:
+            return connects_to(await response.json(content_type=None))
+    return None
 
 
 async def _events(where: str, rank: DiscoveredRank) -> AsyncIterator[Finding]:
