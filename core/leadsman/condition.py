@@ -12,6 +12,9 @@ from leadsman.units import Seconds, WorkerId
 class Condition:
     """One worker. heard_at: when anything of its cache or its load was last heard; load: the last
     word of the engine itself; None: never. samples: isolated requests that its curve rests on.
+
+    event_lag: how much longer the last batch of KV events was under way than the quickest one;
+    missed_batches: how many of them never came, of those before the last.
     """
 
     worker: WorkerId
@@ -22,3 +25,5 @@ class Condition:
     provenance: Provenance
     curve: PrefillCurve
     samples: int
+    event_lag: Seconds | None = None
+    missed_batches: int = 0

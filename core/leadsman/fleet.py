@@ -135,6 +135,8 @@ class Fleet:
                 provenance=state.provenance,
                 curve=state.known.curve,
                 samples=len(state.curves),
+                event_lag=state.mirror.event_lag,
+                missed_batches=state.missed_batches,
             )
             for name, state in list(self.workers.items())
         ]

@@ -55,6 +55,7 @@ class Mirror(Ghosts):
         super().__init__(settings, learner)
         self.beside: list[tuple[Mirror, StepWeights]] = []
         self._offset: Seconds | None = None
+        self.event_lag: Seconds | None = None
         self._arrivals = 0
         self._granted_until: Seconds = -math.inf
 
@@ -212,6 +213,7 @@ class Mirror(Ghosts):
         self.follows_events = True
         offset = batch.received_at - batch.engine_time
         self._offset = offset if self._offset is None else min(self._offset, offset)
+        self.event_lag = offset - self._offset
         at = batch.engine_time + self._offset
         is_late = self._is_late(at)
         haunted = self._strangers(batch)

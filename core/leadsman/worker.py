@@ -27,6 +27,7 @@ from leadsman.prediction import Prediction, Price, Provenance
 from leadsman.pricing import forecast
 from leadsman.records import (
     GPU,
+    Cleared,
     Ended,
     Granted,
     KvEvents,
@@ -112,6 +113,7 @@ class WorkerState:
         self._below: dict[RequestId, Floats] = {}
         self._crowd: int | None = None
         self._sequence: int | None = None
+        self.missed_batches = 0
         self._is_calibrated = False
         self._last_wait: tuple[Seconds, Seconds] = (0.0, 0.0)
         self.changed: set[WorkerState] = set()
@@ -364,6 +366,8 @@ class WorkerState:
         self.lower.note(batch.events)
         if self._sequence is not None and batch.sequence <= self._sequence:
             self.restarted()
+        elif self._sequence is not None and not _says_all(batch):
+            self.missed_batches += batch.sequence - self._sequence - 1
         self._sequence = batch.sequence
         self.changed.add(self)
         self.mirror.saw_events(batch)
@@ -422,3 +426,9 @@ def prior_weights(curve: PrefillCurve) -> StepWeights:
     """Step weights of an isolated curve, without a decode table: decoding is not in it."""
     overhead = max(curve.overhead - ARRIVAL_DELAY, 1e-4)
     return StepWeights(0.0, curve.a, 2.0 * curve.b, 0.0, 0.0, overhead)
+
+
+def _says_all(batch: KvEvents) -> bool:
+    """Whether it says all that is held, as to whoever connects anew: what came before is in it."""
+    first = batch.events[0] if batch.events else None
+    return isinstance(first, Cleared) and first.tier is None

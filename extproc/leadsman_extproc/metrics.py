@@ -195,6 +195,14 @@ OF_WORKERS: Final[Mapping[str, tuple[str, Callable[[Condition, Seconds], float |
         "Since anything was last heard of the worker's cache or load.",
         lambda one, now: None if one.heard_at is None else max(0.0, now - one.heard_at),
     ),
+    "event_lag_seconds": (
+        "How much longer its last batch of KV events was under way than its quickest.",
+        lambda one, _: one.event_lag,
+    ),
+    "missed_event_batches": (
+        "Batches of its KV events that never came, by their numbers: gaps, after any replay.",
+        lambda one, _: one.missed_batches,
+    ),
     "ready": ("1 while the worker takes requests.", lambda one, _: one.ready),
     "measured": (
         "1 where its speed is its own or that of one like it, 0 where it is a default.",

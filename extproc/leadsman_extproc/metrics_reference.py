@@ -56,6 +56,7 @@ def everything() -> Iterable[Metric]:
         provenance="own",
         curve=DEFAULT_CURVE,
         samples=1,
+        event_lag=0.0,
     )
     counts = Counts(trust=lambda: [("any",) * 3], conditions=lambda: [condition], pool="any")
     for name, _, _ in BY_LABEL:

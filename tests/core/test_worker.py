@@ -3,7 +3,16 @@ import pytest
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, PrefillCurve
 from leadsman.engine import EngineSettings
 from leadsman.lengths import Lengths
-from leadsman.records import Ended, KvEvents, Learned, LoadSample, Outcome, TokensSeen, WorkerSeen
+from leadsman.records import (
+    Cleared,
+    Ended,
+    KvEvents,
+    Learned,
+    LoadSample,
+    Outcome,
+    TokensSeen,
+    WorkerSeen,
+)
 from leadsman.request import Request
 from leadsman.units import RequestId, WorkerId
 from leadsman.worker import NEVER, WorkerState
@@ -263,3 +272,50 @@ def test_a_grant_leaves_the_floor_of_the_wait_to_the_price_that_chose_it():
     assert state.learner.prior != state.learner.weights
     assert price.queue_wait > 0
     assert state._last_wait == floor == (500.0, 0.9 * price.queue_wait)
+
+
+def heard(state, sequence, *, engine_time=0.0, received_at=0.0, events=()):
+    state.saw_events(
+        KvEvents(
+            worker=WORKER,
+            sequence=sequence,
+            engine_time=engine_time,
+            received_at=received_at,
+            events=events,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("sequences", "missed"),
+    [([], 0), ([7], 0), ([0, 1, 2], 0), ([0, 3], 2), ([4, 5, 9, 10, 12], 4), ([8, 9, 0, 2], 1)],
+)
+def test_batches_between_two_that_came_are_missed_and_a_restart_misses_none(sequences, missed):
+    state = worker()
+
+    for sequence in sequences:
+        heard(state, sequence)
+
+    assert state.missed_batches == missed
+
+
+def test_what_is_said_whole_to_one_who_connects_anew_misses_nothing():
+    state = worker()
+
+    heard(state, 3)
+    heard(state, 90, events=(Cleared(),))
+    heard(state, 92)
+
+    assert state.missed_batches == 1
+
+
+def test_events_lag_by_how_much_longer_they_took_than_the_quickest():
+    state = worker()
+    assert state.mirror.event_lag is None
+
+    lags = []
+    for number, (told, came) in enumerate([(50.0, 1.5), (51.0, 2.25), (52.0, 3.5)]):
+        heard(state, number, engine_time=told, received_at=came)
+        lags.append(state.mirror.event_lag)
+
+    assert lags == [0.0, 0.0, 0.25]
