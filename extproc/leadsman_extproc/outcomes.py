@@ -1,6 +1,6 @@
 """Predictions beside what became of them, kept off the request path.
 
-The request path makes a line of each (`rows`; some 12 us), and appends it to a queue that is
+The request path makes a line of each (`rows`; some 11 us), and appends it to a queue that is
 bounded in bytes (a full one drops, and counts the drop); a thread of its own writes what has come
 to files (`journal`) a few times a second. Lines, not objects, wait: what is kept alive for a while
 costs the garbage collector more than making the line, and a thread that makes lines fights for the
