@@ -113,7 +113,7 @@ class Cluster:
             "image": "engine",
             "args": [*place, "--events-port", "5557", "--replay-port", "5558"],
             "readinessProbe": probe | {"periodSeconds": 1, "failureThreshold": 1},
-            # What a picker chose a moment before is still on its way: docs/operations.md asks for it.
+            # What a picker chose a moment before is still on its way (docs/operations.md).
             "lifecycle": {"preStop": {"sleep": {"seconds": 3}}},
         }
         self.create(
