@@ -63,7 +63,7 @@ def rounded(told):
         return float(f"{told:.6g}")
     if isinstance(told, dict):
         return {name: rounded(value) for name, value in told.items()}
-    return [rounded(value) for value in told] if isinstance(told, list) else told
+    return [rounded(value) for value in told] if isinstance(told, list | tuple) else told
 
 
 def plain(told):
