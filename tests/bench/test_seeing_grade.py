@@ -157,6 +157,18 @@ def test_both_forms_side_by_side_say_what_lines_alone_say(tmp_path_factory, foun
     assert plain(graded(mixed)) == plain(graded(lines))
 
 
+def test_rows_that_say_no_weight_and_no_hour_count_once(tmp_path, base):
+    told = {k: v for k, v in msgspec.to_builtins(base).items() if k not in {"weight", "time"}}
+    (tmp_path / "outcomes.jsonl").write_bytes(msgspec.json.encode(told))
+
+    report = graded(tmp_path)
+
+    assert report.requests == 1
+    assert report.all is not None
+    assert report.all.requests == 1
+    assert set(report.groups["hour"]) == {"unknown"}
+
+
 @settings(max_examples=4)
 @given(st.lists(outcomes(), min_size=1, max_size=20))
 def test_groups_of_a_kind_add_up_to_all(tmp_path_factory, found):

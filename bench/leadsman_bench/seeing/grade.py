@@ -254,7 +254,7 @@ def grade(database: "DuckDBPyConnection", asked: Asked) -> Report:
     start = first // width * width
     database.execute(_PRICED)
     database.execute(_BINNED, {"first": start, "width": width, "least": LEAST, "bin": log(BIN)})
-    everyone, groups = _groups(database, lambda hour: _moment(start + hour * width))
+    everyone, groups = _groups(database, lambda hour: _moment(hour, start, width))
     middle = {"middle": (first + last) / 2}
     return Report(
         rows=rows,
@@ -281,7 +281,7 @@ def _restrict(database: "DuckDBPyConnection", asked: Asked) -> None:
 
 
 def _groups(
-    database: "DuckDBPyConnection", moment: Callable[[int], str]
+    database: "DuckDBPyConnection", moment: Callable[[int | None], str]
 ) -> tuple[Group | None, dict[str, dict[str, Group]]]:
     """Sum the bins up to groups; the one of all comes first."""
     named: dict[str, Callable[[Any], str]] = {
@@ -320,5 +320,7 @@ def _group(sums: Sequence[Any]) -> Group:
     )
 
 
-def _moment(time: Seconds) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%m-%d %H:%M")
+def _moment(hour: int | None, start: Seconds, width: Seconds) -> str:
+    if hour is None:
+        return "unknown"
+    return datetime.fromtimestamp(start + hour * width, UTC).strftime("%m-%d %H:%M")

@@ -34,6 +34,17 @@ def files_of(folders: Iterable[Path], kind: str) -> list[Path]:
     return [path for path in found if path.stat().st_size]
 
 
+LEFT_OUT: Final = {
+    "decisions": (
+        "coalesce(worker, decision->>'$.worker') AS worker, "
+        "coalesce(because, decision->>'$.because') AS because, "
+        "coalesce(reason, decision->>'$.reason') AS reason"
+    ),
+    "outcomes": "coalesce(weight, 1.0) AS weight",
+}
+"""What rows of an earlier version did not say, and what it is."""
+
+
 def open_records(folders: Sequence[Path], *, threads: int | None = None) -> "DuckDBPyConnection":
     """Open the records as the tables `decisions` and `outcomes`. Raises NoRecordsError."""
     import duckdb
@@ -48,7 +59,8 @@ def open_records(folders: Sequence[Path], *, threads: int | None = None) -> "Duc
         told = ", ".join(map(str, folders))
         raise NoRecordsError(f"{told}: neither decisions*.jsonl nor outcomes*.jsonl, nor Parquet")
     for kind, files in found.items():
-        _table(database, files, COLUMNS[kind]).create_view(kind)
+        table = _table(database, files, COLUMNS[kind])
+        table.project(f"* REPLACE ({LEFT_OUT[kind]})").create_view(kind)
     return database
 
 
