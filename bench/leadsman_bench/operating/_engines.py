@@ -135,10 +135,11 @@ async def serve(count: int, rate: float, port: int) -> None:
     context.set(zmq.MAX_SOCKETS, 4 * count + 16)
     publishers = []
     for number in range(count):
-        publisher = Publisher(context, address(number), number)
         pages = dict(PAGES)
-        pages[b"/kv_event_sources"] = page(json.dumps({"0": publisher.source}))
+        # Before the publisher takes what ports are free: it might take this one.
         await loop.create_server(partial(Engine, pages), address(number), port)
+        publisher = Publisher(context, address(number), number)
+        pages[b"/kv_event_sources"] = page(json.dumps({"0": publisher.source}))
         publishers.append(publisher)
     print(json.dumps({"ports": [port]}), flush=True)
     await asyncio.gather(_publish(publishers, rate, told), _answer(publishers))
