@@ -74,10 +74,10 @@ def test_every_command_of_the_readme_is_there(capsys):
     assert main(["--help"]) == 0
 
     usage = capsys.readouterr().out
-    targets = set(re.findall(r"\bmake ([a-z]+)", readme))
+    targets = set(re.findall(r"\bmake ([a-z0-9-]+)", readme))
     commands = set(re.findall(r"(?:`|^ {4})leadsman ([a-z-]+)", readme, re.MULTILINE))
 
-    assert {"demo", "test"} <= targets <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    assert {"demo", "test"} <= targets <= set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
     assert {"demo", "serve", "bench", "simulate-engine"} <= commands
     assert commands <= set(re.findall(r"^  ([a-z-]+) ", usage, re.MULTILINE))
 
