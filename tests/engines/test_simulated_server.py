@@ -11,6 +11,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from aiohttp import ClientSession, web
+from leadsman_engines.engine_pages import connects_to
 from leadsman_engines.simulated.engine import SimulatedEngine
 from leadsman_engines.simulated.generation import FrontEnd
 from leadsman_engines.simulated.live import LiveEngine
@@ -473,6 +474,16 @@ async def test_small_endpoints_answer():
         assert json.loads((await served.get("/version"))[1]) == {"version": "0.33.0"}
         assert json.loads(sources)["0"]["endpoint"] == served.publisher.endpoint
         assert await served.post("/reset_prefix_cache", {}) == (200, {"success": True})
+
+
+async def test_it_says_that_its_events_are_listened_for_at_every_address():
+    async with serving() as served:
+        _, info = await served.get("/server_info?config_format=json")
+
+        told = json.loads(info)
+        port = served.publisher.endpoint.rpartition(":")[2]
+        assert told["vllm_config"]["kv_events_config"]["endpoint"] == f"tcp://*:{port}"
+        assert connects_to(told) is None
 
 
 async def test_tokenize_counts_prompts_and_conversations():

@@ -6,6 +6,7 @@
 Source: vLLM 0.32 v1/metrics/loggers.py; entrypoints/serve/dev/server_info; config/*.py.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,7 +135,7 @@ def server_info(engine: SimulatedEngine, publisher: EventPublisher | None) -> di
                 "watermark": settings.watermark,
                 "async_scheduling": settings.async_scheduling,
             },
-            "kv_events_config": event_source(publisher),
+            "kv_events_config": _told_to_listen(event_source(publisher)),
         },
         "vllm_env": {"VLLM_SERVER_DEV_MODE": True},
         "system_env": {
@@ -160,3 +161,12 @@ def event_source(publisher: EventPublisher | None) -> Mapping[str, Any] | None:
         "max_queue_size": 100_000,
         "topic": "",
     }
+
+
+def _told_to_listen(source: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Write it as its command line would have it: a vLLM listens at a wildcard only."""
+    if source is None:
+        return None
+    address = re.compile(r"^tcp://.*(?=:)")
+    sockets = {name: source[name] for name in ("endpoint", "replay_endpoint") if source[name]}
+    return {**source, **{name: address.sub("tcp://*", at) for name, at in sockets.items()}}
