@@ -146,7 +146,7 @@ def admit(soundings: Soundings, choice: Choice, budget: Budget) -> Choice | Exce
     least: Excess | None = None
     is_alone = not bool(soundings.candidates.measured.any())
     waited = soundings.request.waited_until(soundings.now)
-    for index in _to_try(soundings, choice.index, bounds):
+    for index in _to_try(soundings, choice.index, bounds, waited):
         missed = excess(soundings.sound(index), waited, bounds, is_alone=is_alone)
         if missed is None:
             return choice if index == choice.index else Choice(index=index, because="cheapest")
@@ -208,11 +208,11 @@ def no_endpoint(request: Request, budget: Budget, rng: Random) -> Refused:
     )
 
 
-def _to_try(soundings: Soundings, chosen: int, bounds: Bounds) -> Iterator[int]:
+def _to_try(soundings: Soundings, chosen: int, bounds: Bounds, waited: Seconds) -> Iterator[int]:
     """Walk the choice, what is predicted already, who else may fit, then who will fit soonest."""
     yield chosen
     yield from (index for index in soundings.by_ttft() if index != chosen)
-    candidates, waited = soundings.candidates, soundings.request.waited_until(soundings.now)
+    candidates = soundings.candidates
     waits = candidates.wait_floors
     hopeful = (waited + waits <= bounds.wait) & (waited + soundings.floors <= bounds.ttft)
     places = np.flatnonzero(hopeful | ~candidates.measured)

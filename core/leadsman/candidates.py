@@ -120,6 +120,7 @@ class Soundings:
         self.floors: Floats = candidates.own_floors + candidates.wait_floors
         self._confidence = confidence
         self._made: dict[int, Prediction] = {}
+        self._by_floor: Ints | None = None
 
     def __len__(self) -> int:
         return len(self._made)
@@ -139,6 +140,12 @@ class Soundings:
         """List the workers sounded so far, cheapest first."""
         return sorted(self._made, key=lambda index: self._made[index].price.ttft)
 
+    def by_floor(self) -> Ints:
+        """List all candidates from the least floor of their TTFT; sorted once."""
+        if self._by_floor is None:
+            self._by_floor = self.floors.argsort()
+        return self._by_floor
+
     def predictions(self) -> tuple[Prediction, ...]:
         """Give what was predicted so far, cheapest first."""
         return tuple(self._made[index] for index in self.by_ttft())
@@ -146,7 +153,7 @@ class Soundings:
     def survey(self) -> Survey:
         """Say what is known of all without a replay; of one or more candidates."""
         told, cached = self.candidates, self.candidates.cached
-        order = self.floors.argsort()[:MOST_TOLD]
+        order = self.by_floor()[:MOST_TOLD]
         most = int(cached.argmax())
         return Survey(
             workers=tuple([told.workers[place].worker for place in order.tolist()]),
@@ -162,7 +169,7 @@ class Soundings:
 
     def fallbacks(self, chosen: int, most: int = 3) -> tuple[str, ...]:
         """Endpoints to try after the chosen one: by price, then by floor where none was made."""
-        by_floor = self.floors.argsort()[: most + 1 + len(self._made)].tolist()
+        by_floor = self.by_floor()[: most + 1 + len(self._made)].tolist()
         order = dict.fromkeys([chosen, *self.by_ttft(), *by_floor])
         workers = self.candidates.workers
         endpoints = dict.fromkeys(workers[index].endpoint for index in order)

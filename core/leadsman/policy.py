@@ -100,7 +100,7 @@ def read(worker: Candidate, signal: Signal, now: Seconds) -> float:
 def by_floor(soundings: Soundings, choice: Choice) -> Iterator[int]:
     """Walk routing's choice, then all others from the least floor of their TTFT."""
     yield choice.index
-    yield from (i for i in soundings.floors.argsort().tolist() if i != choice.index)
+    yield from (i for i in soundings.by_floor().tolist() if i != choice.index)
 
 
 def first_fitting(
