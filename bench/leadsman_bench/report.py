@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leadsman_extproc.explaining import seconds
+
 from leadsman_bench.chance import Odds
 from leadsman_bench.summary import Graded, Shares, Summary
 
@@ -24,13 +26,6 @@ class Line:
 def percent(share: float | None) -> str:
     """Write a share; a dash where there is none."""
     return "-" if share is None else f"{100 * share:.2f} %"
-
-
-def seconds(value: float | None) -> str:
-    """Write a time as people say it."""
-    if value is None:
-        return "-"
-    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def lines(summary: Summary) -> list[Line]:

@@ -10,11 +10,13 @@ from leadsman_bench.conversation import bundled_model, generate
 from leadsman_bench.offers import offers
 from leadsman_bench.scenario import workers
 from leadsman_bench.seeing import explain, replay
-from leadsman_bench.seeing.recorded import Row, row_of
+from leadsman_bench.seeing.recorded import row_of
 from leadsman_bench.seeing.records import open_records
 from leadsman_bench.seeing.virtual_records import Recorded
 from leadsman_bench.simulate import Grades, LivePicker
 from leadsman_bench.virtual import VirtualFleet
+from leadsman_extproc import explaining
+from leadsman_extproc.decided import Row
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.outcomes import Outcomes
 
@@ -136,7 +138,7 @@ def refused_row():
 def test_a_refusal_says_which_bound_and_which_wait_would_have_let_it_in():
     row = refused_row()
 
-    verdict, reasons = explain.verdict(row), " ".join(explain.what_if(row))
+    verdict, reasons = explaining.verdict(row), " ".join(explaining.what_if(row))
 
     assert "At best 9.00 s, allowed are 6.00 s; come back in 3.00 s" in verdict
     assert "A bound of 9.00 s instead of 6.00 s would have sent it to a:1" in reasons
@@ -147,7 +149,7 @@ def test_a_refusal_says_which_bound_and_which_wait_would_have_let_it_in():
 def test_what_the_cache_spares_is_its_tokens_at_the_speed_of_the_price():
     [first, _] = refused_row().decision.candidates
 
-    assert explain.spared(first) == pytest.approx(0.512)
+    assert explaining.spared(first) == pytest.approx(0.512)
 
 
 def test_a_request_that_nobody_decided_on_is_said_to_be_unknown(folder, capsys):

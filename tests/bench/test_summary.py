@@ -4,8 +4,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from leadsman.grade import Bounded, Grade
-from leadsman_bench.report import groups, lines, percent, seconds, table, worst
+from leadsman_bench.report import groups, lines, percent, table, worst
 from leadsman_bench.summary import Counts, Graded, shares, summarise
+from leadsman_extproc.explaining import seconds
 
 
 def graded(*, predicted=1.0, actual=1.0, **more):

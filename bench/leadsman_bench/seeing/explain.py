@@ -1,25 +1,16 @@
 """`leadsman explain REQUEST FOLDER …`: in a screen, why this worker, or why this refusal.
 
-Each candidate's price is split into what a request waits behind, what its own prefill takes, and
-what the cache spares it (by the speed that it was priced with). Then what would have changed the
-outcome: by how much the next best worker lost, or which bound would have let the request in.
+What it says is `leadsman_extproc.explaining`, which the live page shows too.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from leadsman.admit import Excess, bounds_of, excess
-from leadsman.budget import Budget, BudgetError
-from leadsman.prediction import Prediction
-from leadsman.units import Seconds, Tokens, WorkerId
+from leadsman_extproc.explaining import CAPTION, Came, Explained, explained
 
-from leadsman_bench.report import seconds
-from leadsman_bench.seeing.recorded import Row, rows, weights_of
+from leadsman_bench.seeing.recorded import rows
 from leadsman_bench.seeing.records import NoRecordsError, open_records
 
 if TYPE_CHECKING:
@@ -28,23 +19,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH: Final = 100
-MOST_SHOWN: Final = 12
 _OUTCOME: Final = """
 SELECT worker, outcome, ttft, cached_tokens, completion_tokens, engine_said FROM outcomes
 WHERE request = $request LIMIT 1
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Came:
-    """What became of a request that was sent on; None is not known."""
-
-    worker: str
-    outcome: str
-    ttft: Seconds | None
-    cached_tokens: Tokens | None
-    completion_tokens: Tokens | None
-    engine_said: str | None
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +45,8 @@ def main(argv: list[str]) -> int:
         return 1
     from rich.console import Console
 
-    show(found[-1], came, Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False))
+    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    show(explained(found[-1], came), console)
     return 0
 
 
@@ -76,269 +55,34 @@ def _came(database: "DuckDBPyConnection", told: dict[str, Any]) -> Came | None:
     return None if found is None else Came(*found)
 
 
-def show(row: Row, came: Came | None, console: "Console") -> None:
+def show(told: Explained, console: "Console") -> None:
     """Print the screen."""
-    console.print(f"[bold]{row.request}[/bold]  {_asked(row)}")
-    console.print(f"[bold]{verdict(row)}[/bold]")
-    console.print(f"Allowed: {_allowed(row)}")
-    if row.decision.candidates or row.decision.survey is not None:
-        console.print(_prices(row))
-    for line in (*rests_on(row), *what_if(row)):
+    console.print(f"[bold]{told.request}[/bold]  {told.asked}")
+    console.print(f"[bold]{told.verdict}[/bold]")
+    console.print(f"Allowed: {told.allowed}")
+    if told.prices:
+        console.print(_prices(told))
+    for line in told.because:
         console.print(f"• {line}")
-    for line in outcome(row, came):
+    for line in told.then:
         console.print(line)
 
 
-def _asked(row: Row) -> str:
-    told = [f"{row.model or 'unread'}, {row.prompt_tokens:,} prompt tokens"]
-    if row.max_tokens is not None:
-        told.append(f"at most {row.max_tokens:,} of answer")
-    told += [
-        f"{name} {value}"
-        for name in ("tenant", "session", "objective")
-        if (value := getattr(row, name)) is not None
-    ]
-    if row.time is not None:
-        told.append(datetime.fromtimestamp(row.time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
-    return ", ".join(told)
+STYLES: Final = {"chosen": "bold", "asked": "", "not_asked": "dim"}
 
 
-BECAUSE: Final = {
-    "cheapest": "the least predicted time to first token",
-    "home": "its session lives there, and nobody is cheaper by more than the cost of moving",
-    "cache": "it prefers its cache, and nobody holds more of the prompt",
-    "look": "routing passes it over, and looked whether rightly, at the price of a short wait",
-    "least_loaded": "it could not be priced in time, so the least loaded took it",
-    "shadow": "it would have been refused, but the budget is in shadow mode",
-    "probe": "it would have been refused, but was let in to see what becomes of it",
-}
-
-
-def verdict(row: Row) -> str:
-    """Say in a sentence what was decided, and why."""
-    told = row.decision
-    if row.was_admitted:
-        return f"Sent to {row.worker}: {BECAUSE.get(row.because or '', row.because)}."
-    reason = (row.reason or "unknown").replace("_", " ")
-    after = "" if told.retry_after is None else f"; come back in {seconds(told.retry_after)}"
-    if told.predicted_wait is None or told.bound is None:
-        return f"Refused with {told.status}: {reason}{after}."
-    return (
-        f"Refused with {told.status}: {reason}. At best {seconds(told.predicted_wait)}, "
-        f"allowed are {seconds(told.bound)}{after}."
-    )
-
-
-def _allowed(row: Row) -> str:
-    budget = _budget(row)
-    if budget is None:
-        return "no budget was recorded"
-    bounds = bounds_of(row.as_request(), budget)
-    told = [f"queue wait {_bound(bounds.wait)}", f"time to first token {_bound(bounds.ttft)}"]
-    if row.waited:
-        told.append(f"{seconds(row.waited)} of them are over")
-    return (
-        f"{', '.join(told)}, at {100 * budget.confidence:g} % confidence "
-        f"(budget {budget.name}, {budget.mode})"
-    )
-
-
-def _bound(bound: Seconds) -> str:
-    return "unbounded" if bound == float("inf") else f"at most {seconds(bound)}"
-
-
-def _budget(row: Row) -> Budget | None:
-    try:
-        return row.as_budget() if row.decision.budget is not None else None
-    except (BudgetError, ValueError):
-        return None
-
-
-def _prices(row: Row) -> "Table":
+def _prices(told: Explained) -> "Table":
     from rich import box
     from rich.table import Table
 
     drawn = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        caption="≤: at the budget's confidence. spared: prefill by what is cached. "
-        "ahead: requests/tokens.",
-        caption_justify="left",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=CAPTION, caption_justify="left"
     )
-    candidates = row.decision.candidates
-    at_most = f"≤ {100 * candidates[0].confidence:g} %" if candidates else "at most"
-    drawn.add_column("worker", max_width=18, no_wrap=True)
-    for name in ("TTFT", at_most, "wait", at_most, "prefill", "spared", "cached", "ahead"):
+    worker, *numbers, fits = told.columns
+    drawn.add_column(worker, max_width=18, no_wrap=True)
+    for name in numbers:
         drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("", no_wrap=True, max_width=15)
-    for one in row.decision.candidates[:MOST_SHOWN]:
-        drawn.add_row(*_priced(row, one), style="bold" if one.worker == row.worker else "")
-    for cells in _not_asked(row)[: max(0, MOST_SHOWN - len(row.decision.candidates))]:
-        drawn.add_row(*cells, style="dim")
+    drawn.add_column(fits, no_wrap=True, max_width=15)
+    for one in told.prices:
+        drawn.add_row(*one.cells, style=STYLES[one.kind])
     return drawn
-
-
-def _priced(row: Row, one: Prediction) -> tuple[str, ...]:
-    price = one.price
-    return (
-        price.worker,
-        seconds(price.ttft),
-        seconds(one.ttft_bound),
-        seconds(price.queue_wait),
-        seconds(one.queue_wait_bound),
-        seconds(price.own_prefill),
-        seconds(spared(one)),
-        _thousands(price.cached_tokens),
-        f"{price.queued_requests}/{_thousands(price.queued_tokens)}",
-        _fits(row, one),
-    )
-
-
-def spared(one: Prediction) -> Seconds | None:
-    """Give the prefill that the cached tokens spare, less what loading them takes."""
-    weights, cached = weights_of(one), one.price.cached_tokens
-    if weights is None:
-        return None
-    return max(0.0, cached * (weights.a + 0.5 * weights.b * cached) - one.price.load)
-
-
-def _fits(row: Row, one: Prediction) -> str:
-    if one.worker == row.worker:
-        return "chosen"
-    missed = _missed(row, one)
-    if missed is not None:
-        what = "TTFT" if missed.reason == "would_miss_ttft" else "wait"
-        return f"{what} +{seconds(missed.seconds)}"
-    return "would do"
-
-
-def _missed(row: Row, one: Prediction) -> Excess | None:
-    budget = _budget(row)
-    if budget is None:
-        return None
-    request = row.as_request()
-    is_alone = all(other.curve == "unmeasured" for other in row.decision.candidates)
-    return excess(one, request.waited, bounds_of(request, budget), is_alone=is_alone)
-
-
-def _not_asked(row: Row) -> list[tuple[str, ...]]:
-    survey = row.decision.survey
-    if survey is None:
-        return []
-    asked = {one.worker for one in row.decision.candidates}
-    return [
-        (
-            name,
-            f"≥ {seconds(survey.own_floors[i] + survey.wait_floors[i])}",
-            "",
-            f"≥ {seconds(survey.wait_floors[i])}",
-            "",
-            f"≥ {seconds(survey.own_floors[i])}",
-            "",
-            _thousands(survey.cached[i]),
-            "",
-            "not asked",
-        )
-        for i, name in enumerate(survey.workers)
-        if WorkerId(name) not in asked
-    ]
-
-
-def _thousands(tokens: Tokens) -> str:
-    return f"{tokens / 1000:.1f}K" if tokens >= 1000 else str(tokens)
-
-
-SPEEDS: Final = {"own": "its own", "borrowed": "that of one like it", "unmeasured": "a default"}
-
-
-def rests_on(row: Row) -> list[str]:
-    """Say what the prediction of the chosen worker, or of the best, rests on."""
-    candidates = row.decision.candidates
-    if not candidates:
-        return []
-    one = next((each for each in candidates if each.worker == row.worker), candidates[0])
-    heard = "never heard" if one.state_age is None else f"heard {seconds(one.state_age)} before"
-    view = f"its cache view is {one.trust} ({one.trust_reason}), {heard}"
-    return [f"The speed of {one.worker} is {SPEEDS[one.curve]}; {view}."]
-
-
-def what_if(row: Row) -> list[str]:
-    """Say what would have changed the outcome."""
-    candidates = row.decision.candidates
-    if not candidates:
-        return []
-    found = _if_sent(row, candidates) if row.was_admitted else _if_refused(row, candidates)
-    survey = row.decision.survey
-    if survey is not None:
-        credited = next((c.price.cached_tokens for c in candidates if c.worker == row.worker), 0)
-        if survey.held > credited and survey.holder != row.worker:
-            found.append(f"{survey.holder} held most of the prompt: {survey.held:,} tokens.")
-        if survey.ready > len(candidates):
-            many = f"{len(candidates)} of {survey.ready} workers were asked"
-            found.append(f"{many}; the others could not have been cheaper, or not by much.")
-    return found
-
-
-def _if_sent(row: Row, candidates: Sequence[Prediction]) -> list[str]:
-    chosen = next((one for one in candidates if one.worker == row.worker), None)
-    if chosen is None:
-        return []
-    found = []
-    others = [one for one in candidates if one.worker != row.worker]
-    if others:
-        least = min(others, key=lambda one: one.price.ttft)
-        behind = least.price.ttft - chosen.price.ttft
-        told = f"{seconds(behind)} more on {row.worker}" if behind > 0 else "routing by price alone"
-        found.append(f"{told} would have sent it to {least.worker} ({seconds(least.price.ttft)}).")
-    wait = (row.waited or 0.0) + chosen.queue_wait_bound
-    found.append(f"A bound on the queue wait below {seconds(wait)} would not have held here.")
-    if row.decision.refusal is not None:
-        reason = str(row.decision.refusal.get("reason")).replace("_", " ")
-        found.append(f"Set aside: refused as {reason}.")
-    return found
-
-
-def _if_refused(row: Row, candidates: Sequence[Prediction]) -> list[str]:
-    missed = [(m, one) for one in candidates if (m := _missed(row, one)) is not None]
-    if not missed:
-        return ["By the code of today this would be let in: `leadsman replay` says more."]
-    least, best = min(missed, key=lambda pair: pair[0].rank)
-    instead = f"{seconds(least.predicted)} instead of {seconds(least.bound)}"
-    less = f"{seconds(least.seconds)} less ahead of it there"
-    found = [f"A bound of {instead} would have sent it to {best.worker}; so would {less}."]
-    is_ttft = least.reason == "would_miss_ttft"
-    expected = (row.waited or 0.0) + (best.price.ttft if is_ttft else best.price.queue_wait)
-    if least.bound is not None and expected <= least.bound:
-        found.append(
-            f"It is the uncertainty that refused it: expected there are {seconds(expected)}, and "
-            f"{seconds(least.predicted)} at {100 * best.confidence:g} % confidence."
-        )
-    if not least.ever_fits:
-        found.append("Its own prefill alone takes longer than is allowed: no wait would help.")
-    return found
-
-
-def outcome(row: Row, came: Came | None) -> list[str]:
-    """Say what became of it, beside what was predicted."""
-    if came is None:
-        return (
-            [] if not row.was_admitted else ["No outcome is recorded: in flight, or sampled out."]
-        )
-    told = f"Then: {came.outcome.replace('_', ' ')}"
-    if came.worker != row.worker:
-        told += f" on {came.worker}, where the gateway sent it instead"
-    chosen = next((one for one in row.decision.candidates if one.worker == came.worker), None)
-    if came.ttft is not None:
-        told += f", first token after {seconds(came.ttft)}"
-        if chosen is not None:
-            off = came.ttft - chosen.price.ttft
-            told += f" ({seconds(abs(off))} {'later' if off > 0 else 'sooner'} than predicted)"
-    lines = [told + "."]
-    if chosen is not None and came.cached_tokens is not None:
-        credited, found = chosen.price.cached_tokens, came.cached_tokens
-        size = chosen.block_size or 1
-        alike = "as credited" if found // size == credited // size else f"credited {credited:,}"
-        lines.append(f"The engine found {found:,} tokens cached, {alike}.")
-    if came.engine_said:
-        lines.append(f"The engine said: {came.engine_said}")
-    return lines

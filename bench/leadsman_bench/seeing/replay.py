@@ -25,9 +25,11 @@ from leadsman.decide import decide
 from leadsman.prediction import Admitted, Decision
 from leadsman.route import same
 from leadsman.units import Seconds, WorkerId
+from leadsman_extproc.decided import Row
+from leadsman_extproc.explaining import seconds
 
-from leadsman_bench.report import Line, seconds, table
-from leadsman_bench.seeing.recorded import KnownWorker, Row, WorkerErrors, candidates_of, rows
+from leadsman_bench.report import Line, table
+from leadsman_bench.seeing.recorded import KnownWorker, WorkerErrors, candidates_of, rows
 from leadsman_bench.seeing.records import NoRecordsError, open_records
 
 if TYPE_CHECKING:

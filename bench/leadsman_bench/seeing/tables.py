@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Final
 
 from leadsman.grade import Cell
 from leadsman.units import Seconds, Tokens
+from leadsman_extproc.explaining import seconds
 
-from leadsman_bench.report import Line, at_least, at_most, percent, seconds, table
+from leadsman_bench.report import Line, at_least, at_most, percent, table
 from leadsman_bench.seeing.grade import Drift, Group, Report, Reuse, Worst
 
 if TYPE_CHECKING:
