@@ -81,6 +81,7 @@ def picker(
     counts = Counts(pool=pool)
     fleet = Fleet(gates=Gates(plan.policies, Faults(counts, time.monotonic).note))
     counts.trust, counts.conditions = fleet.trust, fleet.conditions
+    counts.stores = lambda: list(fleet.stores.values())
     engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
     parity = Parity(counts=counts, every=plan.settings.parity_every)
     reader = Reader(

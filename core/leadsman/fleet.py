@@ -33,6 +33,7 @@ from leadsman.records import (
     Learned,
     LoadSample,
     Record,
+    StoreSeen,
     TokensSeen,
     Trust,
     TrustChanged,
@@ -63,6 +64,7 @@ class Fleet:
         self._new_lengths = lengths
         self.gates = Gates() if gates is None else gates
         self.workers: dict[WorkerId, WorkerState] = {}
+        self.stores: dict[WorkerId, StoreSeen] = {}
         self.index = CacheIndex()
         self._lengths: dict[str, Lengths] = {}
         self._returns: dict[str, Returns] = {}
@@ -197,7 +199,7 @@ class Fleet:
             self._see(record, now)
             return
         state = self.workers.get(record.worker)
-        if state is None:
+        if state is None or isinstance(record, StoreSeen):
             self._saw_stranger(record)
             return
         match record:
@@ -224,9 +226,15 @@ class Fleet:
                 assert_never(record)
 
     def _saw_stranger(self, record: Record) -> None:
-        """Take what a shared store tells; who else is not there has nothing to tell."""
-        if isinstance(record, KvEvents) and is_store(record.worker):
-            self.index.apply(record.worker, record.events)
+        """Take what is told of a shared store; who else is not there has nothing to tell."""
+        match record:
+            case StoreSeen():
+                self.stores[record.worker] = record
+            case KvEvents() if is_store(record.worker):
+                self.index.apply(record.worker, record.events)
+            case WorkerGone() if is_store(record.worker):
+                self.stores.pop(record.worker, None)
+                self.index.purge(record.worker)
 
     def _see(self, seen: WorkerSeen, now: Seconds) -> None:
         state = self.workers.get(seen.worker)

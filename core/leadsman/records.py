@@ -5,6 +5,7 @@ also when both run in one process. Times are seconds on the clock of whoever wri
 except `engine_time`, which is the engine's own. A quantity that is not known is None.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -15,8 +16,8 @@ from leadsman.units import Keys, RequestId, Seconds, Tokens, WorkerId
 GPU = "GPU"
 
 STORE: Final = "store "
-"""Begins the name of a store that many workers share. It holds blocks and is no worker: nothing is
-said of it but `KvEvents`, and no request goes there."""
+"""Begins the name of a store that many workers share. It holds blocks and is no worker: all that is
+said of it is `StoreSeen`, `KvEvents` and `WorkerGone`, and no request goes there."""
 
 
 def is_store(worker: WorkerId) -> bool:
@@ -62,6 +63,20 @@ class WorkerGone:
     """A worker left: all that was held for it is given back."""
 
     worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSeen:
+    """A shared store is there; said again whenever its reading went otherwise than before.
+
+    chunks: of it, those that are known by their keys; unused: those that are not, by reason, when
+    it was last read. problem: why it cannot be read now; None while it can.
+    """
+
+    worker: WorkerId
+    chunks: int
+    unused: Mapping[str, int]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +192,7 @@ class Learned:
 Record: TypeAlias = (
     WorkerSeen
     | WorkerGone
+    | StoreSeen
     | KvEvents
     | TrustChanged
     | LoadSample

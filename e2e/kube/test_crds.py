@@ -125,6 +125,11 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
             "spec.kvEvents",
             "with published false, drop port and replayPort; or set published to true",
         ),
+        (
+            profile("p", selector=SELECTOR, sharedStore={"lmcache": "coordinator:9300"}),
+            "spec.sharedStore.lmcache",
+            "must be the URL of a coordinator",
+        ),
         (profile("p"), "spec.selector", "Required value"),
         (profile("p", selector={"matchLabels": {}}), "spec.selector.matchLabels", "at least 1"),
         (

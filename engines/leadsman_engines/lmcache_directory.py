@@ -7,6 +7,7 @@ keeps for its own engines they tell themselves. A chunk counts once every rank's
 
 Pages of a directory that changes may skip a key, so only a listing that adds up to its own total
 says what has left. A coordinator that does not answer changes nothing: the store is still there.
+The first batch of a reader begins with a `Cleared`: another one may have told of the store before.
 
 Ignored: adapters (their chunks have the names of the base model's) and further object groups of
 hybrid models; what is claimed too much there, outcomes show.
@@ -17,7 +18,6 @@ v1/distributed/api.py, ObjectKey.ComputeKVRank.
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final, TypeVar
 
@@ -25,8 +25,16 @@ import aiohttp
 import msgspec
 import numpy as np
 from leadsman.keys import namespace_seed, root_key
-from leadsman.records import STORE, KvEvent, KvEvents, Removed, Stored
-from leadsman.units import Keys, Seconds, WorkerId
+from leadsman.records import (
+    Cleared,
+    KvEvent,
+    KvEvents,
+    Removed,
+    Stored,
+    StoreSeen,
+    WorkerGone,
+)
+from leadsman.units import Keys, Seconds
 from msgspec import Meta
 
 from leadsman_engines.errors import EngineProtocolError
@@ -91,22 +99,29 @@ class _Lookup(msgspec.Struct, frozen=True):
 
 
 class LmcacheDirectory:
-    """One model's chunks as records. `counts`: what could not be used, by reason."""
+    """One model's chunks as records.
+
+    seen: how it was last read; None before it was. unused: in the latest listing, chunks
+    `without_tokens`, those that are no whole number of blocks (`uneven`), and those whose parent is
+    not known (`unplaced`).
+    """
 
     def __init__(
         self,
         store: SharedStore,
-        emit: Callable[[KvEvents], None],
+        emit: Callable[[KvEvents | StoreSeen | WorkerGone], None],
         now: Callable[[], Seconds],
         *,
         secret: bytes,
     ) -> None:
-        self.counts: Counter[str] = Counter()
-        self.worker = WorkerId(f"{STORE}{store.lmcache} {store.model}")
+        self.worker = store.worker
+        self.seen: StoreSeen | None = None
         self._store = store
         self._emit = emit
         self._now = now
         self._known: set[ChunkName] = set()
+        self._uneven: set[ChunkName] = set()
+        self._tokenless: set[ChunkName] = set()
         self._sequence = 0
         self._chains = Chains(
             lambda salt: root_key(
@@ -118,17 +133,20 @@ class LmcacheDirectory:
 
     async def run(self, http: aiohttp.ClientSession, every: Seconds = EVERY) -> None:
         """Read the directory again and again until cancelled."""
-        is_away = False
         while True:
             try:
                 await self.read(http)
-                is_away = False
             except (EngineProtocolError, aiohttp.ClientError, TimeoutError, OSError) as error:
-                if not is_away:
-                    fields = {"url": self._store.lmcache, "error": str(error) or repr(error)}
+                problem = str(error) or repr(error)
+                if self.seen is None or self.seen.problem is None:
+                    fields = {"url": self._store.lmcache, "error": problem}
                     log.warning("directory not read", extra=fields)
-                is_away = True
+                self._say_seen(problem)
             await asyncio.sleep(every)
+
+    def leave(self) -> None:
+        """Say that the store is nobody's any more."""
+        self._emit(WorkerGone(worker=self.worker))
 
     async def read(self, http: aiohttp.ClientSession) -> None:
         """Read the whole directory once, and say what changed.
@@ -142,19 +160,21 @@ class LmcacheDirectory:
         gone = self._known - listed.keys() if is_whole else set()
         removed = [span for name in gone if (span := self._chains.forget(name)) is not None]
         self._known -= gone
+        self._uneven -= gone
         stored = await self._place()
-        self.counts["unplaced"] = self._chains.unplaced
-        events: list[KvEvent] = []
+        events: list[KvEvent] = [] if self._sequence else [Cleared()]
         if removed:
             events.append(Removed(keys=np.concatenate(removed), tier=TIER))
         if stored:
             events.append(Stored(keys=np.concatenate(stored), tier=TIER))
         if events:
             self._say(events)
+        self._say_seen(None)
 
     async def _list(self, http: aiohttp.ClientSession) -> tuple[dict[ChunkName, _Key], bool]:
         """List the chunks of which every part is there, and whether that is all of them."""
         parts: dict[ChunkName, dict[int, _Key]] = {}
+        self._tokenless.clear()
         rows, totals = 0, set[int]()
         while True:
             params = {"offset": str(rows), "limit": str(_PAGE)}
@@ -179,7 +199,7 @@ class LmcacheDirectory:
             if not any(placement.shared for placement in row.placements):
                 continue
             if not row.num_tokens:
-                self.counts["without_tokens"] += row.key.name not in self._known
+                self._tokenless.add(row.key.name)
                 continue
             yield row.key
 
@@ -192,7 +212,7 @@ class LmcacheDirectory:
                 continue
             self._known.add(found.key.name)
             if len(found.token_ids) % self._store.block_size:
-                self.counts["uneven_chunk"] += 1
+                self._uneven.add(found.key.name)
                 continue
             self._chains.add(found.key.name, np.array(found.token_ids, dtype=np.uint32))
 
@@ -228,6 +248,21 @@ class LmcacheDirectory:
                 events=tuple(events),
             )
         )
+
+    def _say_seen(self, problem: str | None) -> None:
+        seen = StoreSeen(
+            worker=self.worker,
+            chunks=len(self._chains.placed),
+            unused={
+                "without_tokens": len(self._tokenless),
+                "uneven": len(self._uneven),
+                "unplaced": self._chains.unplaced,
+            },
+            problem=problem,
+        )
+        if seen != self.seen:
+            self.seen = seen
+            self._emit(seen)
 
     @property
     def _base(self) -> str:

@@ -8,7 +8,8 @@ its events are reached is better known from outside, so there the statement goes
 from dataclasses import dataclass
 
 from leadsman.engine import EngineSettings, Policy
-from leadsman.units import Blocks, Tokens
+from leadsman.records import STORE
+from leadsman.units import Blocks, Tokens, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,11 @@ class SharedStore:
     model: str
     block_size: Tokens
     stored_as: str | None = None
+
+    @property
+    def worker(self) -> WorkerId:
+        """The name that its records have."""
+        return WorkerId(f"{STORE}{self.lmcache} {self.model}")
 
     @property
     def name_there(self) -> str:

@@ -71,6 +71,20 @@ def _shares() -> list[Panel]:
             legend="{{trust}}",
             unit="short",
         ),
+        Panel(
+            title="Shared stores",
+            text="1 while the directory of a store that engines share can be read.",
+            expression=f"min by (store) (leadsman_store_readable{_FROM})",
+            legend="{{store}}",
+            unit="short",
+        ),
+        Panel(
+            title="Shared stores' chunks",
+            text="Of the largest store: those that are used, and others by why they are not.",
+            expression=f"max by (state) (leadsman_store_chunks{_FROM})",
+            legend="{{state}}",
+            unit="short",
+        ),
     ]
 
 

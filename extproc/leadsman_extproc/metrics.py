@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from leadsman.condition import Condition
 from leadsman.prediction import Admitted, Prediction, Refused
+from leadsman.records import StoreSeen
 from leadsman.request import Request
 from leadsman.units import Seconds, Tokens, WorkerId
 from prometheus_client import CollectorRegistry, start_http_server
@@ -59,7 +60,7 @@ class Counts:
     within it; quantiles_missable: how many need not be. parity: comparisons of our tokens with an
     engine's, by verdict. token_parity: by model, whether they were alike when last compared: False,
     and its requests are tokenized by an engine. trust: gives each worker, how far its cache view is
-    believed now, and why. conditions: how each stands.
+    believed now, and why. conditions: how each stands. stores: how each shared store was last read.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -80,6 +81,7 @@ class Counts:
     token_parity: dict[str, bool] = field(default_factory=dict)
     trust: Callable[[], Iterable[tuple[str, str, str]]] = tuple
     conditions: Callable[[], Iterable[Condition]] = tuple
+    stores: Callable[[], Iterable[StoreSeen]] = tuple
     pool: str = ""
     models: dict[str, OfModel] = field(default_factory=dict)
     graded: int = 0
@@ -223,6 +225,8 @@ OF_WORKERS: Final[Mapping[str, tuple[str, Callable[[Condition, Seconds], float |
 }
 """Gauges with the label `worker`: what they say, and how they are read; None: not known."""
 
+STORE_READABLE: Final = "1 while the directory of a store that engines share can be read."
+STORE_CHUNKS: Final = "Chunks of a shared store: those that are used, and others by why not."
 PARITY: Final = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
 TRUST = "How far each worker's cache view is believed, and why: always 1."
 
@@ -244,6 +248,7 @@ class Page(Collector):
         """Yield every count as a counter or histogram family, and what is so now as gauges."""
         yield from self._counted()
         yield from self._of_workers()
+        yield from self._of_stores()
         for name, counted in self._gauges.items():
             gauge = GaugeMetricFamily(f"leadsman_{name}", IN_FLIGHT[name], labels=["worker"])
             for worker, requests in counted().items():
@@ -284,6 +289,16 @@ class Page(Collector):
                 if (value := read(one, now)) is not None:
                     gauge.add_metric([one.worker], value)
             yield gauge
+
+    def _of_stores(self) -> Iterator[Metric]:
+        readable = GaugeMetricFamily("leadsman_store_readable", STORE_READABLE, labels=["store"])
+        chunks = GaugeMetricFamily("leadsman_store_chunks", STORE_CHUNKS, labels=["store", "state"])
+        for one in self._counts.stores():
+            readable.add_metric([one.worker], one.problem is None)
+            for state, count in {"used": one.chunks, **one.unused}.items():
+                chunks.add_metric([one.worker, state], count)
+        yield readable
+        yield chunks
 
 
 class MetricsServer:

@@ -11,7 +11,7 @@ from typing import Final
 
 from leadsman.condition import Condition
 from leadsman.curve import DEFAULT_CURVE
-from leadsman.records import LoadSample
+from leadsman.records import LoadSample, StoreSeen
 from leadsman.units import WorkerId
 from prometheus_client.core import Metric
 
@@ -58,7 +58,12 @@ def everything() -> Iterable[Metric]:
         samples=1,
         event_lag=0.0,
     )
-    counts = Counts(trust=lambda: [("any",) * 3], conditions=lambda: [condition], pool="any")
+    counts = Counts(
+        trust=lambda: [("any",) * 3],
+        conditions=lambda: [condition],
+        stores=lambda: [StoreSeen(worker=worker, chunks=1, unused={})],
+        pool="any",
+    )
     for name, _, _ in BY_LABEL:
         getattr(counts, name)["any"] = 1
     counts.token_parity["any"] = True

@@ -283,6 +283,7 @@ _LAYOUT_OF: dict[str, _Layout[Any, Any]] = {
         {"settings": _Converted(write=_SETTINGS.write, read=_SETTINGS.read)},
     ),
     "worker_gone": _Layout(core.WorkerGone, pb.WorkerGone),
+    "store_seen": _Layout(core.StoreSeen, pb.StoreSeen, {"unused": _Converted(read=dict)}),
     "kv_events": _KvEventsLayout(core.KvEvents, pb.KvEvents),
     "trust_changed": _Layout(
         core.TrustChanged, pb.TrustChanged, {"trust": _Converted(read=core.Trust)}

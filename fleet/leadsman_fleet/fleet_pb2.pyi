@@ -68,7 +68,7 @@ class ReportResponse(_message.Message):
     def __init__(self, appended: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("worker_seen", "worker_gone", "kv_events", "trust_changed", "load_sample", "granted", "tokens_seen", "ended", "learned")
+    __slots__ = ("worker_seen", "worker_gone", "kv_events", "trust_changed", "load_sample", "granted", "tokens_seen", "ended", "learned", "store_seen")
     WORKER_SEEN_FIELD_NUMBER: _ClassVar[int]
     WORKER_GONE_FIELD_NUMBER: _ClassVar[int]
     KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class Record(_message.Message):
     TOKENS_SEEN_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LEARNED_FIELD_NUMBER: _ClassVar[int]
+    STORE_SEEN_FIELD_NUMBER: _ClassVar[int]
     worker_seen: WorkerSeen
     worker_gone: WorkerGone
     kv_events: KvEvents
@@ -87,7 +88,8 @@ class Record(_message.Message):
     tokens_seen: TokensSeen
     ended: Ended
     learned: Learned
-    def __init__(self, worker_seen: _Optional[_Union[WorkerSeen, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., trust_changed: _Optional[_Union[TrustChanged, _Mapping]] = ..., load_sample: _Optional[_Union[LoadSample, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., tokens_seen: _Optional[_Union[TokensSeen, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., learned: _Optional[_Union[Learned, _Mapping]] = ...) -> None: ...
+    store_seen: StoreSeen
+    def __init__(self, worker_seen: _Optional[_Union[WorkerSeen, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ..., trust_changed: _Optional[_Union[TrustChanged, _Mapping]] = ..., load_sample: _Optional[_Union[LoadSample, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., tokens_seen: _Optional[_Union[TokensSeen, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., learned: _Optional[_Union[Learned, _Mapping]] = ..., store_seen: _Optional[_Union[StoreSeen, _Mapping]] = ...) -> None: ...
 
 class SglangRules(_message.Message):
     __slots__ = ("max_prefill_tokens", "chunked_prefill_size", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk", "enable_priority_scheduling", "low_priority_first", "preemption_threshold", "prefill_max_requests", "steps_together")
@@ -182,6 +184,25 @@ class WorkerGone(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     worker: str
     def __init__(self, worker: _Optional[str] = ...) -> None: ...
+
+class StoreSeen(_message.Message):
+    __slots__ = ("worker", "chunks", "unused", "problem")
+    class UnusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    UNUSED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    chunks: int
+    unused: _containers.ScalarMap[str, int]
+    problem: str
+    def __init__(self, worker: _Optional[str] = ..., chunks: _Optional[int] = ..., unused: _Optional[_Mapping[str, int]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("keys", "tier", "session")

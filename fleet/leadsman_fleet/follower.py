@@ -1,15 +1,25 @@
 """Turns what a watcher receives into records that always tell the truth when applied in order.
 
 Live records pass through. A snapshot says what there is, not what is no more: the follower
-remembers which workers and which foreign grants it has passed on, and adds the departures that the
-snapshot implies. A grant is passed on once, however often snapshots name it, and not before its
+remembers which workers, stores and foreign grants it has passed on, and adds the departures that
+the snapshot implies. A grant is passed on once, however often snapshots name it, and not before its
 worker is known: whoever holds it tells it again when the worker comes.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
-from leadsman.records import Ended, Granted, Outcome, Record, WorkerGone, WorkerSeen
+from leadsman.records import (
+    Ended,
+    Granted,
+    KvEvents,
+    Outcome,
+    Record,
+    StoreSeen,
+    WorkerGone,
+    WorkerSeen,
+    is_store,
+)
 from leadsman.units import RequestId, Seconds, WorkerId
 
 
@@ -60,10 +70,10 @@ class Follower:
 
     def _passes(self, record: Record) -> bool:
         match record:
-            case WorkerSeen():
-                self._workers.add(record.worker)
-                if self._named_workers is not None:
-                    self._named_workers.add(record.worker)
+            case WorkerSeen() | StoreSeen():
+                self._name(record.worker)
+            case KvEvents() if is_store(record.worker):
+                self._name(record.worker)
             case WorkerGone():
                 self._workers.discard(record.worker)
                 self._grants = {grant for grant in self._grants if grant[0] != record.worker}
@@ -79,6 +89,11 @@ class Follower:
             case Ended():
                 self._grants.discard((record.worker, record.request))
         return True
+
+    def _name(self, worker: WorkerId) -> None:
+        self._workers.add(worker)
+        if self._named_workers is not None:
+            self._named_workers.add(worker)
 
     def _departures(self, now: Seconds) -> list[Record]:
         named = self._named_workers or set()

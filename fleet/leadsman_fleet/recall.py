@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import grpc
-from leadsman.records import KvEvents, Record, TrustChanged, WorkerGone, WorkerSeen
+from leadsman.records import KvEvents, Record, StoreSeen, TrustChanged, WorkerGone, WorkerSeen
 from leadsman.units import Seconds
 
 from leadsman_fleet import fleet_pb2 as pb
@@ -29,7 +29,7 @@ HANDS_BACK: Seconds = 10.0
 
 def is_collectors(record: Record) -> bool:
     """Whether a record says what collectors say, and not pickers."""
-    return isinstance(record, WorkerSeen | WorkerGone | KvEvents | TrustChanged)
+    return isinstance(record, WorkerSeen | WorkerGone | StoreSeen | KvEvents | TrustChanged)
 
 
 class Recall(FleetServicer):

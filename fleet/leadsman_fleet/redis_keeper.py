@@ -56,6 +56,10 @@ class RedisKeeper:
         """List the workers that the log knows, as far as this keeper has read."""
         return self._state.workers()
 
+    def stores(self) -> list[WorkerId]:
+        """List the shared stores that the log knows, as far as this keeper has read."""
+        return self._state.stores()
+
     def lessons(self) -> list[Learned]:
         """List what was learned of each worker last, as far as this keeper has read."""
         return self._state.lessons()

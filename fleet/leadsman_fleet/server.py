@@ -17,7 +17,7 @@ from typing import Any, Final
 import grpc
 from leadsman.declared import Declared
 from leadsman.records import Ended, Granted, Learned, Outcome, Record, TokensSeen
-from leadsman.units import Seconds
+from leadsman.units import Seconds, WorkerId
 
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.clocks import ClockOffset
@@ -94,6 +94,10 @@ class FleetService(FleetServicer):
     def lessons(self) -> list[Learned]:
         """List what was learned of each worker last."""
         return self._log.lessons()
+
+    def stores(self) -> list[WorkerId]:
+        """List the shared stores that it knows; the log's own."""
+        return self._log.state.stores()
 
     def declare(self, declared: Declared) -> None:
         """Say what is declared of the pool from now on."""

@@ -4,7 +4,8 @@ The state is a fold over records. It keeps of each worker its latest words (sett
 what was learned), which blocks it holds per tier with their copies, and its live grants with the
 tokens seen so far. It forgets who stored a block (`session`) and when: these belong to the step in
 which they happen. What names a worker that is not there is ignored, so that a late record never
-brings back what a departure gave away; a shared store is there from its first record on.
+brings back what a departure gave away; a shared store is there from its first record on, until it
+is said gone.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from leadsman.records import (
     Record,
     Removed,
     Stored,
+    StoreSeen,
     TokensSeen,
     Trust,
     TrustChanged,
@@ -59,25 +61,30 @@ class _Worker:
     grants: dict[RequestId, _Grant] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Store:
+    seen: StoreSeen | None = None
+    cache: _Cache = field(default_factory=_Cache)
+
+
 class FleetState:
     """The fold. Memory: 12 to 24 bytes a block and worker, and the live grants."""
 
     def __init__(self) -> None:
         self._workers: dict[WorkerId, _Worker] = {}
-        self._stores: dict[WorkerId, _Cache] = {}
+        self._stores: dict[WorkerId, _Store] = {}
 
     def apply(self, record: Record, source: str | None = None) -> bool:
         """Fold one record in, and say whether it told anything new.
 
         source: the replica that reported it, where one did.
         """
+        if isinstance(record, StoreSeen) or is_store(record.worker):
+            return self._fold_store(record)
         if isinstance(record, WorkerSeen):
             return self._see(record)
         if isinstance(record, WorkerGone):
             return self._workers.pop(record.worker, None) is not None
-        if isinstance(record, KvEvents) and is_store(record.worker):
-            _fold_events(self._stores.setdefault(record.worker, _Cache()), record)
-            return True
         worker = self._workers.get(record.worker)
         if worker is None:
             return False
@@ -97,12 +104,18 @@ class FleetState:
         """Say the state again, each record with the replica that reported it, where one did."""
         for worker in self._workers.values():
             yield from _restate(worker)
-        for store, cache in self._stores.items():
-            yield None, _restate_cache(store, cache)
+        for name, store in self._stores.items():
+            if store.seen is not None:
+                yield None, store.seen
+            yield None, _restate_cache(name, store.cache)
 
     def workers(self) -> list[WorkerId]:
         """List the workers that are there."""
         return list(self._workers)
+
+    def stores(self) -> list[WorkerId]:
+        """List the shared stores that are there."""
+        return list(self._stores)
 
     def sources(self) -> set[str]:
         """Give the replicas that hold live grants."""
@@ -121,6 +134,19 @@ class FleetState:
     def lessons(self) -> list[Learned]:
         """List what was learned of each worker last."""
         return [one.learned for one in self._workers.values() if one.learned is not None]
+
+    def _fold_store(self, record: Record) -> bool:
+        match record:
+            case StoreSeen():
+                store = self._stores.setdefault(record.worker, _Store())
+                changed, store.seen = store.seen != record, record
+                return changed
+            case KvEvents():
+                _fold_events(self._stores.setdefault(record.worker, _Store()).cache, record)
+                return True
+            case WorkerGone():
+                return self._stores.pop(record.worker, None) is not None
+        return False
 
     def _see(self, record: WorkerSeen) -> bool:
         worker = self._workers.get(record.worker)

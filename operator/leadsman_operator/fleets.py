@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 from leadsman.declared import Declared
 from leadsman.engine import EngineSettings
-from leadsman.records import Ended, Granted, Record, TokensSeen, WorkerGone, WorkerSeen
+from leadsman.records import Ended, Granted, Record, TokensSeen, WorkerGone, WorkerSeen, is_store
 from leadsman.units import Seconds, WorkerId
 from leadsman_fleet.log import FleetLog
 from leadsman_fleet.pools import Pools
@@ -25,6 +25,7 @@ from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet
 from leadsman_operator.pasts import Pasts, address_of
 from leadsman_operator.precedence import declared, ranked
+from leadsman_operator.stores import Stores, stores_of
 from leadsman_operator.targets import targets_of
 from leadsman_operator.views import PoolView
 from leadsman_operator.world import World
@@ -46,6 +47,7 @@ class Fleets:
     pools: Pools = field(init=False)
     _pasts: dict[Key, Pasts] = field(default_factory=dict)
     _collectors: dict[Key, Collectors] = field(default_factory=dict)
+    _stores: dict[Key, Stores] = field(default_factory=dict)
     _planned: dict[Key, PoolView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class Fleets:
 
     async def become(self, world: World) -> None:
         """Follow the pods and declare the budgets that the world says."""
+        for key in self._stores.keys() - world.pools.keys():
+            await self._stores.pop(key).set(())
         for key in self._collectors.keys() - world.pools.keys():
             await self._collectors.pop(key).set(())
             self._outlet(key).declare(Declared())
@@ -69,12 +73,26 @@ class Fleets:
 
     def is_settled(self) -> bool:
         """Whether every endpoint that may take requests has been asked once."""
-        return all(
-            found.workers or found.problem
-            for view in self.views().values()
-            for endpoint, found in view.found.items()
-            if view.targets[endpoint].accepts
-        )
+        return all(view.is_settled for view in self.views().values())
+
+    async def read_stores(self, views: Mapping[Key, PoolView]) -> Mapping[Key, PoolView]:
+        """Read what the engines found share, from now on; gives the views with how that goes.
+
+        What is read goes on being read until every engine that there should be has been asked.
+        """
+        for key, view in views.items():
+            if key not in self._collectors:
+                continue
+            stores = self._stores.get(key)
+            if stores is None:
+                stores = self._stores[key] = Stores(self._around(key, self._outlet(key)))
+            meant, known = stores_of(view), self._outlet(key).stores()
+            if view.is_settled:
+                await stores.set(meant, known=known)
+            else:
+                await stores.set(meant | stores.all)
+        problems = {key: stores.problems() for key, stores in self._stores.items()}
+        return {key: replace(view, stores=problems.get(key, {})) for key, view in views.items()}
 
     def learn(self) -> bool:
         """Remember what pickers have learned meanwhile; True where it is news."""
@@ -88,8 +106,14 @@ class Fleets:
 
     async def stop(self) -> None:
         """Stop collecting, and say nothing."""
+        await self._stop_stores()
         for collectors in self._collectors.values():
             await collectors.stop()
+
+    async def _stop_stores(self) -> None:
+        for stores in self._stores.values():
+            await stores.stop()
+        self._stores.clear()
 
     def _outlet(self, key: Key) -> Outlet:
         return self.pools.of(str(key))
@@ -111,7 +135,8 @@ class Fleets:
             self._pasts[key] = Pasts(self.past[key], addresses)
             for record in self.past[key].snapshot():
                 is_pickers = isinstance(record, Granted | TokensSeen | Ended)
-                if address_of(record.worker) in addresses and not is_pickers:
+                is_there = address_of(record.worker) in addresses or is_store(record.worker)
+                if is_there and not is_pickers:
                     outlet.publish(record)
 
     def _before_of(self, key: Key) -> Before | None:

@@ -161,8 +161,9 @@ class Operator:
         reporter = Reporter(api=self.api, instance=self.settings.name)
         while True:
             await asyncio.sleep(self.settings.timing.status)
+            views = await fleets.read_stores(fleets.views())
             if self._may_write():
-                await reporter.tell(self.watching.world(), fleets.views())
+                await reporter.tell(self.watching.world(), views)
 
     async def _keep(self, book: LessonBook, fleets: Fleets) -> None:
         is_unsaved = False

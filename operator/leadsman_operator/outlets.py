@@ -24,6 +24,9 @@ class Outlet(Protocol):
     def lessons(self) -> list[Learned]:
         """List what was learned of each worker last."""
 
+    def stores(self) -> list[WorkerId]:
+        """List the shared stores that it knows."""
+
 
 class SharedOutlet(Outlet, Protocol):
     """A log that several operators write."""

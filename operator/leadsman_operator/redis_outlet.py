@@ -73,6 +73,10 @@ class RedisOutlet:
         """See `Outlet`; none where this replica does not lead."""
         return self._keeper.lessons() if self._keeping is not None else []
 
+    def stores(self) -> list[WorkerId]:
+        """See `Outlet`; none where this replica does not lead."""
+        return self._keeper.stores() if self._keeping is not None else []
+
     async def before(self) -> FleetState | None:
         """See `SharedOutlet`."""
         try:

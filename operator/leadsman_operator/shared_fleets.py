@@ -43,6 +43,8 @@ class SharedFleets(Fleets):
     async def make_way(self, shares: Shares) -> None:
         """Do from now on only what is ours; what is not has ended when this returns."""
         self.shares = shares
+        if not self.leads:
+            await self._stop_stores()
         await asyncio.gather(*(self._pass_on(*one) for one in self._collectors.items()))
         await asyncio.gather(*(log.lead(leads=self.leads) for log in self._logs.values()))
 
@@ -55,6 +57,15 @@ class SharedFleets(Fleets):
     async def whole_views(self) -> Mapping[Key, PoolView]:
         """Say what has become of each pool, by what all replicas found."""
         return {key: await self._whole(key, view) for key, view in self.views().items()}
+
+    async def read_stores(self, views: Mapping[Key, PoolView]) -> Mapping[Key, PoolView]:
+        """See `Fleets`; only while this replica leads."""
+        if not self.leads:
+            return views
+        views = await Fleets.read_stores(self, views)
+        if not self.leads:
+            await self._stop_stores()
+        return views
 
     async def retain(self) -> None:
         """Say that workers are gone which nobody else will say it of."""

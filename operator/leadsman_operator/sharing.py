@@ -94,7 +94,8 @@ class Sharing:
             await asyncio.sleep(self.settings.timing.status)
             await fleets.tell()
             if fleets.leads:
-                await reporter.tell(self.watching.world(), await fleets.whole_views())
+                views = await fleets.read_stores(await fleets.whole_views())
+                await reporter.tell(self.watching.world(), views)
                 if turn % _RETAIN_EVERY == 0:
                     await fleets.retain()
 

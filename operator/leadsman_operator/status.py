@@ -20,6 +20,7 @@ from leadsman_operator.crds.latency_budget import LatencyBudgetStatus, PoolStatu
 from leadsman_operator.crds.parts import Condition
 from leadsman_operator.objects import EngineProfile, Key, LatencyBudget, Metadata
 from leadsman_operator.precedence import applies, read_budget
+from leadsman_operator.stores import shared_by
 from leadsman_operator.targets import Target
 from leadsman_operator.views import PoolView, Trouble
 from leadsman_operator.world import World
@@ -33,7 +34,14 @@ _ENGINES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    type: Literal["Accepted", "ResolvedRefs", "Effective", "EnginesReachable", "Discovered"]
+    type: Literal[
+        "Accepted",
+        "ResolvedRefs",
+        "Effective",
+        "EnginesReachable",
+        "Discovered",
+        "StoreReadable",
+    ]
     holds: bool
     reason: str
     message: str
@@ -84,9 +92,18 @@ def profile_status(one: EngineProfile, views: Views, now: str) -> EngineProfileS
         for status, runs in sorted(workers.values(), key=lambda pair: pair[0].worker)
         if runs != one.spec.engine
     ]
-    verdict = _discovered(len(pods), len(workers), troubles, others)
+    verdicts = [_discovered(len(pods), len(workers), troubles, others)]
+    if one.spec.shared_store is not None:
+        asked = [
+            view.stores[store]
+            for view, endpoint, target in ours
+            if endpoint in view.found
+            for store in shared_by(target, view.found[endpoint])
+            if store in view.stores
+        ]
+        verdicts.append(_readable(one.spec.shared_store.lmcache, asked))
     return EngineProfileStatus(
-        conditions=_settled(one.status.conditions, [verdict], one.metadata, now),
+        conditions=_settled(one.status.conditions, verdicts, one.metadata, now),
         pods=len(pods),
         workers=len(workers),
         discovered=tuple(status for _, (status, _) in sorted(workers.items())[:MOST_WORKERS]),
@@ -149,6 +166,16 @@ def _discovered(pods: int, workers: int, troubles: list[Trouble], others: list[s
         message = f"They are followed as what they are, but {_listed(others)}."
         return _Verdict("Discovered", False, "AnotherEngine", message)
     return _Verdict("Discovered", True, "Discovered", "Every ready pod's engine is followed.")
+
+
+def _readable(url: str, problems: list[str | None]) -> _Verdict:
+    if not problems:
+        message = f"{url} has not been asked yet: no engine that shares it was found."
+        return _Verdict("StoreReadable", False, "Pending", message)
+    problem = next(filter(None, problems), None)
+    if problem is not None:
+        return _Verdict("StoreReadable", False, "DirectoryUnreadable", f"{url}: {problem}")
+    return _Verdict("StoreReadable", True, "Readable", "What the engines share is known.")
 
 
 def _named(troubles: list[Trouble]) -> str:

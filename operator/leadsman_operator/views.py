@@ -1,9 +1,12 @@
-"""What has become of one pool: its targets, its budgets, and what its collectors found."""
+"""What has become of one pool: its targets, its budgets, and what its collectors and the readers of
+its stores found.
+"""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leadsman.records import WorkerSeen
+from leadsman_engines.profile import SharedStore
 
 from leadsman_operator.collectors import Found
 from leadsman_operator.endpoint import Endpoint
@@ -26,12 +29,26 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """One pool, seen whole."""
+    """One pool, seen whole. stores: those that were asked, and why they cannot be read; None: they
+    can.
+    """
 
     pool: InferencePool
     targets: Mapping[Endpoint, Target]
     budgets: tuple[Ranked, ...]
     found: Mapping[Endpoint, Found]
+    stores: Mapping[SharedStore, str | None] = field(default_factory=dict)
+
+    def _accepting(self) -> list[Endpoint]:
+        return [endpoint for endpoint, target in self.targets.items() if target.accepts]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every endpoint that may take requests has been asked once."""
+        return all(
+            found is not None and (found.workers or found.problem)
+            for found in map(self.found.get, self._accepting())
+        )
 
     def closed(self) -> set[Endpoint]:
         """Give the endpoints that new requests may not go to."""

@@ -12,12 +12,14 @@ from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.prediction import Admitted, Reason, Refused
 from leadsman.records import (
+    STORE,
     Ended,
     Granted,
     KvEvents,
     Learned,
     Outcome,
     Stored,
+    StoreSeen,
     TokensSeen,
     Trust,
     TrustChanged,
@@ -298,6 +300,21 @@ def test_a_worker_that_left_takes_everything_with_it():
     assert not fleet.workers
     assert fleet.index.distinct_blocks == 0
     assert decide(fleet, ask("next")).reason is Reason.NO_ENDPOINT
+
+
+def test_a_store_is_no_worker_and_gives_its_memory_back_when_it_is_gone():
+    fleet = fleet_of(A)
+    store = WorkerId(f"{STORE}http://coordinator m")
+    seen = StoreSeen(worker=store, chunks=3, unused={"unplaced": 1})
+
+    fleet.apply(seen, 1.0)
+    fleet.apply(stored(store, keys(1, 50)), 1.0)
+    held, workers, stores = fleet.index.distinct_blocks, list(fleet.workers), dict(fleet.stores)
+    fleet.apply(WorkerGone(worker=store), 2.0)
+
+    assert (held, workers, stores) == (len(keys(1, 50)), [A], {store: seen})
+    assert fleet.index.distinct_blocks == 0
+    assert fleet.stores == {}
 
 
 @pytest.mark.parametrize(

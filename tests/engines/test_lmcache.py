@@ -1,33 +1,25 @@
-"""A directory as LMCache's own coordinator tells it.
+"""The reader of a directory, held against what LMCache's own coordinator tells."""
 
-golden/lmcache_coordinator.json holds the answers of LMCache 0.5.6's coordinator, of its
-`/directory/keys` and `/directory/lookup`, after stores and deletions were reported to its `/events`
-with chunk names by its own `TokenHasher`; chunks of 8 tokens, two ranks. The server here says them
-again: the coordinator itself does not start without torch.
-
-Stored: prompt a; c for another model; b, which shares a's first chunk; one rank's part of c; c of
-the salt "acme"; one chunk on a server's own memory. Deleted: a's last chunk.
-"""
-
+import asyncio
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import aiohttp
 import numpy as np
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import TestServer
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.index import CacheIndex
+from leadsman.fleet import Fleet
 from leadsman.keys import block_keys, namespace_seed, root_key
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.lmcache_chains import Chains
 from leadsman_engines.lmcache_directory import TIER, LmcacheDirectory
 from leadsman_engines.profile import SharedStore
 
-GOLDEN = json.loads((Path(__file__).parent / "golden/lmcache_coordinator.json").read_text())
+from .coordinator import GOLDEN, Coordinator
+
 SIZE = 4
 CHUNK = 8
 
@@ -37,42 +29,16 @@ def keys(prompt, salt=None):
     return block_keys(np.array(prompt, dtype=np.uint32), SIZE, seed)
 
 
-class Coordinator:
-    """Says what is in `told`, by pages of at most `page` keys."""
-
-    def __init__(self, told, page=10_000):
-        self.told, self.page, self.looked_up, self.hides = told, page, 0, 0
-        self.status = 200
-
-    async def list(self, request):
-        if self.status != 200:
-            return web.Response(status=self.status)
-        rows = self.told["keys"]["keys"]
-        start = int(request.query["offset"])
-        stop = start + min(self.page, int(request.query["limit"]))
-        shown = rows[: len(rows) - self.hides]
-        return web.json_response({"total": len(rows), "keys": shown[start:stop]})
-
-    async def look_up(self, request):
-        asked = (await request.json())["keys"]
-        self.looked_up += len(asked)
-        by_key = {tuple(one["key"].values()): one for one in self.told["lookup"]["results"]}
-        results = [by_key[tuple(key.values())] for key in asked]
-        return web.json_response({"chunks": len(asked), "results": results})
-
-
 @pytest.fixture
 async def followed():
-    coordinator, index = Coordinator(GOLDEN["stored"]), CacheIndex()
-    app = web.Application()
-    app.router.add_get("/directory/keys", coordinator.list)
-    app.router.add_post("/directory/lookup", coordinator.look_up)
-    async with TestServer(app) as server, aiohttp.ClientSession() as http:
+    coordinator, fleet = Coordinator(GOLDEN["stored"]), Fleet()
+    index = fleet.index
+    async with TestServer(coordinator.app()) as server, aiohttp.ClientSession() as http:
         store = SharedStore(
             lmcache=str(server.make_url("/")), model="m", stored_as="org/m", block_size=SIZE
         )
         reader = LmcacheDirectory(
-            store, lambda said: index.apply(said.worker, said.events), lambda: 7.0, secret=b"s"
+            store, lambda said: fleet.apply(said, 7.0), lambda: 7.0, secret=b"s"
         )
 
         async def read():
@@ -98,7 +64,9 @@ async def test_prompts_that_every_rank_stored_are_found_by_their_blocks(followed
     assert held(index, reader, GOLDEN["c"]) == 0
     assert held(index, reader, range(700, 708)) == 0
     assert index.blocks(reader.worker, TIER) == 6 + 4 + 4
-    assert reader.counts["unplaced"] == 0
+    assert reader.seen.problem is None
+    assert reader.seen.chunks == (6 + 4 + 4) * SIZE / CHUNK
+    assert reader.seen.unused == {"without_tokens": 0, "uneven": 0, "unplaced": 0}
 
 
 async def test_what_was_deleted_is_no_more_there_and_the_rest_is_not_looked_up_again(followed):
@@ -112,6 +80,42 @@ async def test_what_was_deleted_is_no_more_there_and_the_rest_is_not_looked_up_a
     assert held(index, reader, GOLDEN["a"]) == 4
     assert held(index, reader, GOLDEN["b"]) == 6
     assert coordinator.looked_up == looked_up
+
+
+async def test_what_another_reader_told_before_is_told_once(followed):
+    coordinator, reader, index, read = followed
+    await read()
+    heir = LmcacheDirectory(reader._store, reader._emit, reader._now, secret=b"s")
+
+    async with aiohttp.ClientSession() as http:
+        await heir.read(http)
+        coordinator.told = GOLDEN["deleted"]
+        await heir.read(http)
+
+    assert held(index, reader, GOLDEN["a"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "unused"), [(3, None, {"uneven": 7}), (4, 0, {"without_tokens": 9})]
+)
+async def test_chunks_that_cannot_be_used_are_counted_once_by_reason(
+    followed, size, tokens, unused
+):
+    coordinator, reader, index, _ = followed
+    told = json.loads(json.dumps(GOLDEN["stored"]))
+    for row in told["keys"]["keys"]:
+        row["num_tokens"] = row["num_tokens"] if tokens is None else tokens
+    coordinator.told = told
+    other = LmcacheDirectory(
+        replace(reader._store, block_size=size), reader._emit, reader._now, secret=b"s"
+    )
+
+    async with aiohttp.ClientSession() as http:
+        await other.read(http)
+        await other.read(http)
+
+    assert index.blocks(other.worker, TIER) == other.seen.chunks == 0
+    assert {why: n for why, n in other.seen.unused.items() if n} == unused
 
 
 async def test_a_listing_that_lacks_keys_of_its_total_takes_nothing_away(followed):
@@ -137,6 +141,25 @@ async def test_a_coordinator_that_fails_changes_nothing_and_one_that_is_back_is_
     await read()
 
     assert (kept, held(index, reader, GOLDEN["a"])) == (6, 4)
+
+
+async def test_a_coordinator_that_is_away_is_said_and_that_it_is_back(followed):
+    coordinator, reader, index, _ = followed
+    said = asyncio.Queue()
+    other = LmcacheDirectory(reader._store, said.put_nowait, reader._now, secret=b"s")
+    coordinator.status = 503
+    async with aiohttp.ClientSession() as http:
+        reading = asyncio.create_task(other.run(http, 0.01))
+        away = await said.get()
+
+        coordinator.status = 200
+        events, back = await said.get(), await said.get()
+        reading.cancel()
+
+    index.apply(events.worker, events.events)
+    assert "503" in away.problem
+    assert back.problem is None
+    assert held(index, reader, GOLDEN["a"]) == 6
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from leadsman.records import (
     Outcome,
     Removed,
     Stored,
+    StoreSeen,
     TokensSeen,
     Trust,
     TrustChanged,
@@ -86,6 +87,13 @@ records = st.one_of(
         dp_rank=maybe(counts),
     ),
     st.builds(WorkerGone, worker=words),
+    st.builds(
+        StoreSeen,
+        worker=words,
+        chunks=counts,
+        unused=st.dictionaries(words, counts, max_size=3),
+        problem=maybe(words),
+    ),
     st.builds(
         KvEvents,
         worker=words,

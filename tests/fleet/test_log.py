@@ -16,6 +16,7 @@ from leadsman.records import (
     Outcome,
     Removed,
     Stored,
+    StoreSeen,
     TokensSeen,
     Trust,
     TrustChanged,
@@ -31,10 +32,11 @@ from tests.settings import SETTINGS
 
 EMPTY = np.empty(0, np.uint64)
 
-MUST_BE_EQUAL = (WorkerSeen, TrustChanged, KvEvents, Granted, TokensSeen)
+MUST_BE_EQUAL = (WorkerSeen, StoreSeen, TrustChanged, KvEvents, Granted, TokensSeen)
 MAY_OUTLIVE_A_LOG = (LoadSample, Learned)
 
 workers = st.sampled_from(["a", "b"])
+stores = st.just("store s")
 requests = st.sampled_from(["r1", "r2"])
 keys = st.lists(st.integers(0, 9), max_size=4).map(lambda k: np.array(k, dtype=np.uint64))
 tiers = st.sampled_from(["GPU", "CPU"])
@@ -68,8 +70,15 @@ events = (
 )
 observations = st.one_of(
     st.builds(seen, workers, ready=st.booleans()),
-    st.builds(WorkerGone, worker=workers),
-    st.builds(batch, workers, events, events),
+    st.builds(WorkerGone, worker=workers | stores),
+    st.builds(batch, workers | stores, events, events),
+    st.builds(
+        StoreSeen,
+        worker=stores,
+        chunks=st.integers(0, 9),
+        unused=st.just({"uneven": 1}),
+        problem=st.none() | st.just("away"),
+    ),
     st.builds(TrustChanged, worker=workers, trust=st.sampled_from(Trust), reason=st.just("why")),
     st.builds(
         LoadSample, worker=workers, at=st.just(1.0), running=st.integers(0, 9), waiting=st.just(0)

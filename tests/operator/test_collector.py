@@ -35,6 +35,7 @@ class ScriptedEngine:
         self.ranks = [0]
         self.running = 0
         self.blocks = 1001
+        self.block_size = 16
         self.started = 1000
         self.is_healthy = True
         self.is_awake = True
@@ -53,7 +54,7 @@ class ScriptedEngine:
                     f" {int(self.is_awake)}"
                 ),
                 (
-                    f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{self.blocks}",'
+                    f'vllm:cache_config_info{{block_size="{self.block_size}",num_gpu_blocks="{self.blocks}",'
                     f'engine="{rank}"}} 1'
                 ),
             ]

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
 from kube.redis_server import RedisServer, needs_redis
-from leadsman.records import WorkerGone, WorkerSeen
+from leadsman.records import KvEvents, WorkerGone, WorkerSeen, is_store
 from leadsman_fleet.redis_ends import RedisReplica, RedisTiming
 from leadsman_fleet.redis_log import Names, RedisLog, connected
 from leadsman_fleet.state import FleetState
@@ -17,12 +17,14 @@ from leadsman_operator.redis_outlet import RedisOutlet
 from leadsman_operator.seats import Shares
 from leadsman_operator.shared_fleets import SharedFleets
 
+from ..engines.coordinator import GOLDEN, Coordinator  # noqa: TID252  # tests are no package
 from .objects import budget, pod, pool, profile, world
 from .test_collector import PATIENCE, QUICK, ScriptedEngine
 
 pytestmark = needs_redis
 CHAT = Key("serving", "chat")
-STATED = profile("p", settings={"maxNumBatchedTokens": 2048, "maxNumSeqs": 16})
+STATED = {"maxNumBatchedTokens": 2048, "maxNumSeqs": 16}
+PROFILE = profile("p", settings=STATED)
 TIMING = RedisTiming(linger=0.0, patience=0.05, lease=0.5)
 FIRST, SECOND, NEITHER = Shares(mine=0), Shares(mine=1), Shares()
 
@@ -32,6 +34,7 @@ class Stage:
 
     def __init__(self, stack, redis, engine, http, port):
         self.stack, self.redis, self.engine, self.http = stack, redis, engine, http
+        self.shared = None
         self.port, self.state, self.gone, self.readiness = port, FleetState(), [], {}
         self.one, self.two = self._fleets(), self._fleets()
         self.end = RedisReplica(self._log(str(CHAT)), "me", self._hear, timing=TIMING)
@@ -62,7 +65,8 @@ class Stage:
 
     def world(self, *pods, budgets=()):
         there = [pool(ports=(self.port,))]
-        return world(pools=there, pods=pods, budgets=budgets, profiles=[STATED])
+        stated = profile("p", settings=STATED, sharedStore=self.shared) if self.shared else PROFILE
+        return world(pools=there, pods=pods, budgets=budgets, profiles=[stated])
 
     async def until(self, is_so):
         async with asyncio.timeout(PATIENCE):
@@ -121,7 +125,7 @@ async def test_while_redis_is_away_the_seat_is_left_in_no_more_time_for_many_poo
     there = world(
         pools=[pool(name, ports=(stage.port,)) for name in names],
         pods=[pod("a", "127.0.0.1")],
-        profiles=[STATED],
+        profiles=[PROFILE],
     )
     await stage.one.make_way(FIRST)
     await stage.one.become(there)
@@ -218,6 +222,41 @@ async def test_the_leader_knows_what_the_others_found(stage):
 
     assert trouble.pod.metadata.name == "a"
     assert trouble.problem == troubles(stage.one.views())[0].problem
+
+
+async def test_who_leads_reads_what_engines_share_and_its_heir_tells_it_once_more(stage):
+    coordinator = Coordinator(GOLDEN["stored"])
+    server = await stage.stack.enter_async_context(TestServer(coordinator.app()))
+    stage.shared = {"lmcache": str(server.make_url("/")), "storedAs": "org/m"}
+    stage.engine.block_size = 4
+    there = stage.world(pod("a", "127.0.0.1"))
+
+    async def lead(fleets, shares):
+        await fleets.make_way(shares)
+        await fleets.become(there)
+        await stage.until(lambda: found(fleets))
+        await fleets.read_stores(await fleets.whole_views())
+        [stores] = fleets._stores.values()
+        await stage.until(stores.problems)
+        return stores
+
+    first = await lead(stage.one, FIRST)
+    await stage.until(lambda: store_of(stage.state))
+    before = store_of(stage.state)
+    coordinator.told = GOLDEN["deleted"]
+    await stage.one.make_way(NEITHER)
+    await stage.one.read_stores(await stage.one.whole_views())
+    await lead(stage.two, SECOND)
+    await stage.until(lambda: store_of(stage.state) != before)
+
+    assert first.all == set()
+    assert (len(before), len(store_of(stage.state))) == (14, 12)
+
+
+def store_of(state):
+    """List the blocks that a picker was told of a store, each as often as it was stored."""
+    told = [one for one in state.snapshot() if isinstance(one, KvEvents) and is_store(one.worker)]
+    return [key for one in told for event in one.events[1:] for key in event.keys.tolist()]
 
 
 async def test_a_new_pod_at_an_old_address_inherits_nothing(stage):

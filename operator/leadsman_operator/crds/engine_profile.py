@@ -4,7 +4,17 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from msgspec import Meta
 
-from leadsman_operator.crds.parts import Conditions, Count, Labels, Name, Part, Port, Share, rule
+from leadsman_operator.crds.parts import (
+    Conditions,
+    Count,
+    Labels,
+    Name,
+    Part,
+    Port,
+    Share,
+    rule,
+    valid,
+)
 
 MOST_WORKERS: Final = 128
 """Of how many workers the status tells: what is more would make the object megabytes large."""
@@ -97,6 +107,28 @@ class KvEvents(Part, frozen=True, kw_only=True):
     ] = None
 
 
+class SharedStore(Part, frozen=True, kw_only=True):
+    """What these engines share below their own caches: the directory of an LMCache coordinator."""
+
+    lmcache: Annotated[
+        str,
+        Meta(
+            max_length=2048,
+            description="Its URL, such as http://lmcache-coordinator:9300.",
+            extra_json_schema=valid(
+                rule(
+                    "self.startsWith('http://') || self.startsWith('https://')",
+                    says="must be the URL of a coordinator: http://host:port or https://host:port",
+                )
+            ),
+        ),
+    ]
+    stored_as: Annotated[
+        Name | None,
+        Meta(description="The model's name there (vLLM's --model), if not as it is served."),
+    ] = None
+
+
 class EngineProfileSpec(Part, frozen=True, kw_only=True):
     """Statements about the engines in a set of pods."""
 
@@ -107,6 +139,7 @@ class EngineProfileSpec(Part, frozen=True, kw_only=True):
     ] = "vLLM"
     settings: StatedSettings | None = None
     kv_events: KvEvents | None = None
+    shared_store: SharedStore | None = None
 
 
 class WorkerStatus(Part, frozen=True, kw_only=True):
