@@ -125,7 +125,13 @@ class Sitter:
         return seat, Seat(spec=spec, sees=frozenset(one for one in sees if one))
 
     def written(self, seat: int, *, asked_at: Seconds, now: Seconds) -> None:
-        """Note that a claim was written; asked_at: before the Leases were read."""
+        """Note that a claim was written; asked_at: before the Leases were read.
+
+        A seat that ran out meanwhile is lost: others may have stopped counting it.
+        """
+        if self.seat is not None and self.left(now) <= 0:
+            self._stand_up()
+            return
         if self.seat is None:
             self.seat, self._begins_at = seat, now + self.timing.duration
         self._held_at = asked_at

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from leadsman_operator.lease import LeaseTiming
 from leadsman_operator.seats import SEATS, Seat, Shares, Sitter
@@ -85,6 +85,18 @@ MOVES = st.lists(
 )
 
 
+WRITTEN_TOO_LATE = [
+    ("attempt", 1, 0, 0.0),
+    ("attempt", 0, 0, 0.0),
+    ("attempt", 0, 0, 1.25),
+    ("attempt", 0, 0, 0.5),
+    ("attempt", 0, 0, 0.25),
+    ("late", 1, 0, 0.0),
+]
+"""A renewal lands once its seat has run out, and another has taken the share."""
+
+
+@example(WRITTEN_TOO_LATE)
 @given(MOVES)
 def test_nothing_is_ever_done_by_two(moves):
     table = Table(4)
