@@ -16,7 +16,7 @@ ORACLE_BASE := $(ORACLE_ENVS)/vllm-0.32
 # `make e2e-engine` with fewer requests, loads or slots: ENGINE_OPTIONS="--requests 60 --slots 4"
 ENGINE_OPTIONS ?=
 
-.PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate
+.PHONY: help install interpreted templates demo test parity check lint types contracts size proto crds generate docs
 .PHONY: e2e e2e-engine e2e-gateway oracle oracle-sglang bench bench-operator lock clean
 
 help:  ## say what there is
@@ -91,6 +91,15 @@ generate: crds  ## write all that is made from code: CRDs, their reference, dash
 	$(BIN)/python -m leadsman_extproc.metrics_reference docs/reference/metrics.md
 	$(BIN)/python -m leadsman_extproc.alerts helm/leadsman/files/rules.yaml
 	$(BIN)/python -m leadsman_bench.standalone helm/leadsman/files/envoy.yaml
+
+docs: build/docs/.installed  ## the documentation as a site, into build/site; fails on a dead link
+	build/docs/bin/zensical build --strict --clean
+
+build/docs/.installed: requirements.docs
+	rm -rf build/docs
+	$(PYTHON) -m venv build/docs
+	build/docs/bin/pip install --quiet -r requirements.docs
+	@touch $@
 
 bench: install  ## predictions in virtual time and the parts' speed, into out/; some 15 minutes
 	mkdir -p out

@@ -28,7 +28,7 @@ TEXTS = sorted(
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".md", ".yaml", ".lua", ".proto", ".json", ".jinja"}
 )
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -132,6 +132,16 @@ def test_every_test_that_a_page_names_is_there(page):
     ]
 
     assert missing == []
+
+
+def test_every_page_is_reached_from_the_sites_list():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    [_, *sections] = site["nav"]
+
+    listed = {page for [pages] in map(dict.values, sections) for [page] in map(dict.values, pages)}
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+
+    assert listed == {page for page in written if not page.startswith("adr/0")} - {"index.md"}
 
 
 def test_the_license_is_the_whole_of_apache_2():
