@@ -108,6 +108,7 @@ class Judge:
         self.result.arrived += 1
         ttft, deadline = stream.ttft, request.ttft_objective
         if stream.outcome is Outcome.FINISHED and ttft is not None:
+            ttft += request.waited  # while it was held
             self.result.waits.append(ttft)
             self.result.met += deadline is None or ttft <= deadline
 

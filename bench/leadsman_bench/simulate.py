@@ -18,10 +18,11 @@ from random import Random
 from typing import TextIO
 
 import msgspec
-from leadsman.budget import Budget
+from leadsman.budget import Budget, BudgetError
 from leadsman.fleet import Fleet
 from leadsman.gate import Fault, Gates, Plan
 from leadsman.grade import Bounded, Grade
+from leadsman.lobby import Held, Settled
 from leadsman.policies import BUILT_IN
 from leadsman.policy import Policy, PolicyError
 from leadsman.prediction import Decision, Prediction, Refused
@@ -75,12 +76,20 @@ class LivePicker:
         """Take in a record of fleet state."""
         self._fleet.apply(record, now)
 
-    def decide(self, request: Request, now: Seconds) -> Decision:
-        """Admit the request on one worker, or refuse it."""
+    def decide(self, request: Request, now: Seconds) -> Decision | Held:
+        """Admit the request on one worker, hold it, or refuse it."""
         while self._planned and self._planned[0][0] <= now:
             self._planned.pop(0)[1]()()
         self._planned += [(now + PLANNING, plan) for plan in self._fleet.gates.plans(now)]
         return self._fleet.decide(request, self._budget, now, self._rng)
+
+    def next_turn(self) -> Seconds | None:
+        """Say when a turn is due; None while nobody is held."""
+        return self._fleet.next_turn()
+
+    def turn(self, now: Seconds) -> Sequence[Settled]:
+        """Decide on those that are held, where it is their turn."""
+        return self._fleet.turn(now, self._rng)
 
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""
@@ -123,7 +132,7 @@ def _graded(stream: Stream, prediction: Prediction, actual: Seconds) -> Graded:
     wait = max(0.0, actual - price.own_prefill)
     if stream.started_at is not None:
         wait = stream.started_at - stream.sent_at
-    bound = request.max_queue_wait
+    bound, waited = request.max_queue_wait, request.waited
     grade = Grade(
         request=request.id,
         worker=stream.admitted.worker,
@@ -136,7 +145,9 @@ def _graded(stream: Stream, prediction: Prediction, actual: Seconds) -> Graded:
         block_size=stream.block_size,
         bounded=None
         if bound is None
-        else Bounded(bound=bound, predicted=prediction.queue_wait_bound, actual=wait),
+        else Bounded(
+            bound=bound, predicted=waited + prediction.queue_wait_bound, actual=waited + wait
+        ),
         state_age=prediction.state_age,
     )
     return Graded(
@@ -247,10 +258,11 @@ def main(argv: list[str]) -> int:
     if arguments.chance:
         chance = Chance(bundled_model(), every=arguments.chance, seed=arguments.seed)
     try:
-        budget = Budget(policy=arguments.policy, parameters=dict(arguments.set or ()))
+        parameters = dict(arguments.set or ())
+        budget = Budget(policy=arguments.policy, parameters=parameters, hold=arguments.hold)
         picker = LivePicker(budget, Random(f"{arguments.seed}/decisions"), kinds())
         picker.check()
-    except PolicyError as error:
+    except (PolicyError, BudgetError) as error:
         print(f"bench simulate: {error}", file=sys.stderr)
         return 2
     grades = simulate(
@@ -343,6 +355,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="predicted_wait", help="the admission policy")
+    parser.add_argument("--hold", type=float, help="hold requests for so many seconds at most")
     parser.add_argument(
         "--set", action="append", type=_setting, metavar="NAME=NUMBER", help="one of its parameters"
     )

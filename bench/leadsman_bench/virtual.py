@@ -2,7 +2,8 @@
 
 No sockets and no waiting: the loop goes from one request's arrival to the next, lets every engine
 run up to that moment, hands the picker what has been seen by then, and asks it to decide. Engines
-run no further, since the next decision may send them work.
+run no further, since the next decision may send them work. While a picker holds requests, the loop
+goes in slices of `TURN`, and after each asks whose turn it is.
 
 The picker sees what it would see live: the first chunk of every stream, all chunks of the streams
 that it wants as witnesses, the last chunk's usage, KV events with the engine's own time, a load
@@ -13,14 +14,15 @@ when a worker comes, and of a restart by a sequence that begins again.
 Ignored: loss of events (engines/ has its tests), traffic that does not come through the picker.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Protocol, assert_never
+from typing import Protocol, assert_never, runtime_checkable
 
 import numpy as np
+from leadsman.lobby import Held, Settled
 from leadsman.prediction import Admitted, Decision, Refused
 from leadsman.records import (
     Cleared,
@@ -58,6 +60,10 @@ NOTICED_AFTER: Seconds = 0.5
 """Until a collector knows that an engine is gone."""
 
 
+TURN: Seconds = 0.02
+"""How late, at most, a turn among held requests comes; a live picker's are no later than 0.01."""
+
+
 class Picker(Protocol):
     """What decides: the core's Fleet with its budget and chance, or a baseline."""
 
@@ -71,6 +77,31 @@ class Picker(Protocol):
 
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""
+        ...
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """A picker that may hold requests: what it does not decide, it settles at one of its turns."""
+
+    def apply(self, record: Record, now: Seconds) -> None:
+        """Take in a record of fleet state."""
+        ...
+
+    def wants_witness(self, worker: WorkerId) -> bool:
+        """Whether one more stream of this worker should be read chunk by chunk."""
+        ...
+
+    def decide(self, request: Request, now: Seconds) -> Decision | Held:
+        """Admit the request on one worker, hold it, or refuse it."""
+        ...
+
+    def next_turn(self) -> Seconds | None:
+        """Say when a turn is due; None while nobody is held."""
+        ...
+
+    def turn(self, now: Seconds) -> Sequence[Settled]:
+        """Decide on those that are held, where it is their turn."""
         ...
 
 
@@ -324,7 +355,7 @@ class VirtualFleet:
     def __init__(
         self,
         specs: Iterable[WorkerSpec],
-        picker: Picker,
+        picker: Picker | Holder,
         keeper: Keeper,
         *,
         seed: int,
@@ -333,9 +364,12 @@ class VirtualFleet:
         self.now: Seconds = 0.0
         self.records = 0
         self._picker = picker
+        self._holder = picker if isinstance(picker, Holder) else None
+        self._held: dict[RequestId, Offer] = {}
         self._keeper = keeper
         self._onlooker = onlooker
         self._order = count()
+        self._passed: Seconds = 0.0
         self._unseen: list[tuple[Seconds, int, Record]] = []
         self._sample_at: Seconds = 0.0
         self._rng = Random(f"{seed}/incidents")
@@ -358,7 +392,7 @@ class VirtualFleet:
             self._to(now)
             self._serve(offer, now)
             yield now
-        while any(worker.streams for worker in self.workers):
+        while self._held or any(worker.streams for worker in self.workers):
             self._to(self.now + LOAD_EVERY)
 
     def _will_see(self, at: Seconds, record: Record) -> None:
@@ -375,6 +409,26 @@ class VirtualFleet:
         self.now = now
 
     def _pass(self, now: Seconds) -> None:
+        """Let engines run up to `now`, and give held requests their turns."""
+        passed = self._passed
+        while self._held and passed < now:
+            passed = min(now, passed + TURN)
+            self._run_to(passed)
+            self._turn(passed)
+        if passed < now or not self._held:
+            self._run_to(now)
+        self._passed = now
+
+    def _turn(self, now: Seconds) -> None:
+        assert self._holder is not None, "who holds nobody has nobody's turn"
+        due = self._holder.next_turn()
+        if due is None or due > now:
+            return
+        for one in self._holder.turn(now):
+            offer = self._held.pop(one.request.id)
+            self._settle(replace(offer, request=one.request), one.decision, now)
+
+    def _run_to(self, now: Seconds) -> None:
         wants = self._picker.wants_witness
         for worker in self.workers:
             if worker.down_until is not None:
@@ -391,6 +445,12 @@ class VirtualFleet:
 
     def _serve(self, offer: Offer, now: Seconds) -> None:
         decision = self._picker.decide(offer.request, now)
+        if isinstance(decision, Held):
+            self._held[offer.request.id] = offer
+        else:
+            self._settle(offer, decision, now)
+
+    def _settle(self, offer: Offer, decision: Decision, now: Seconds) -> None:
         match decision:
             case Admitted():
                 worker = self._by_id[decision.worker]

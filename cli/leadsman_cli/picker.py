@@ -79,17 +79,24 @@ def picker(
     """
     address, pool = target
     counts = Counts(pool=pool)
-    fleet = Fleet(gates=Gates(plan.policies, Faults(counts, time.monotonic).note))
+    gates = Gates(plan.policies, Faults(counts, time.monotonic).note)
+    fleet = Fleet(gates=gates, longest_hold=plan.settings.longest_hold)
     counts.trust, counts.conditions = fleet.trust, fleet.conditions
     counts.stores = lambda: list(fleet.stores.values())
     engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
     parity = Parity(counts=counts, every=plan.settings.parity_every)
+
+    def importance_of(objective: str) -> int:
+        told = (client.declared or _NOTHING).importance.get(objective)
+        return plan.settings.importance.get(objective, 0) if told is None else told
+
     reader = Reader(
         models=plan.models,
         secret=plan.secret,
         block_sizes=fleet.block_sizes,
         tokenize=engines,
         parity=parity,
+        importance=importance_of,
     )
     comparing = Comparing(
         models=[model.name for model in plan.models if model.text is not None],

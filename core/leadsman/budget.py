@@ -60,6 +60,8 @@ class Budget:
     unit: what is let in. session: a session that is in gets its calls through, up to
         `session_calls` and until it idles for `session_idle`; tenant: shares are kept.
     shares: weights of tenants, 1 for all others; None: none are kept, unless the unit is tenant.
+    hold: how long a request may be held until a worker is nearly free, rather than stand in an
+        engine's queue; None: not at all. Held are requests of budgets that enforce.
     """
 
     name: str = "default"
@@ -79,9 +81,10 @@ class Budget:
     shares: Mapping[str, float] | None = None
     session_calls: int = 100
     session_idle: Seconds = 60.0
+    hold: Seconds | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_queue_wait", "ttft", "overload", "session_idle"):
+        for name in ("max_queue_wait", "ttft", "overload", "session_idle", "hold"):
             seconds = getattr(self, name)
             if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
                 raise BudgetError(name, f"{seconds} is not a positive number of seconds")

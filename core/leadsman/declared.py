@@ -1,4 +1,4 @@
-"""What a pool's owner has declared: which budget a request falls under.
+"""What a pool's owner has declared: which budget a request falls under, and how important it is.
 
 Budgets stand in order, and a request takes the first whose scope it is in, whole: nothing is
 merged from a later one, so what applies to a request can be read off one object. Who orders them
@@ -53,9 +53,13 @@ class ScopedBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """All that is declared of one pool. `budgets` are in order of precedence."""
+    """All that is declared of one pool. `budgets` are in order of precedence.
+
+    importance: of objectives, by name; of those that are not there it is 0.
+    """
 
     budgets: tuple[ScopedBudget, ...] = ()
+    importance: Mapping[str, int] = field(default_factory=dict)
 
     def budget_for(self, request: Request, headers: Mapping[str, str], otherwise: Budget) -> Budget:
         """Give the first budget whose scope the request is in. O(budgets)."""

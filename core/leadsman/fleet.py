@@ -1,9 +1,11 @@
 """All that one picker knows, and the one place where it decides.
 
 A `Fleet` is fed with records, whoever wrote them, and asked for decisions. A decision reserves its
-work at the moment of the pick, so that the next request of a burst sees it.
+work at the moment of the pick, so that the next request of a burst sees it. Who is held is decided
+at one of the turns that follow.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -16,12 +18,14 @@ from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Ints
 from leadsman.condition import Condition
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
-from leadsman.decide import decide
+from leadsman.decide import decide, give_up, place
 from leadsman.families import Families
 from leadsman.findings import Seen
 from leadsman.gate import Gates
 from leadsman.index import CacheIndex
 from leadsman.lengths import Lengths
+from leadsman.lobbies import Lobbies
+from leadsman.lobby import Held, Settled, waiting
 from leadsman.looks import Looks
 from leadsman.prediction import Admitted, Decision
 from leadsman.records import (
@@ -45,7 +49,7 @@ from leadsman.request import Request
 from leadsman.returns import Returns
 from leadsman.standing import Standing
 from leadsman.trust import Finding
-from leadsman.units import Seconds, Tokens, WorkerId
+from leadsman.units import BlockKey, RequestId, Seconds, Tokens, WorkerId
 from leadsman.worker import WorkerState
 
 MOST_HOMES = 100_000
@@ -56,13 +60,18 @@ class Fleet:
     """Workers, their caches, and the sessions that live on them.
 
     lengths: makes what is believed of the answers of one model. gates: the rules of its budgets.
+    longest_hold: for which a request may be held, whatever its budget says.
     """
 
     def __init__(
-        self, lengths: Callable[[], Lengths] = Lengths, gates: Gates | None = None
+        self,
+        lengths: Callable[[], Lengths] = Lengths,
+        gates: Gates | None = None,
+        longest_hold: Seconds = math.inf,
     ) -> None:
         self._new_lengths = lengths
         self.gates = Gates() if gates is None else gates
+        self.lobbies = Lobbies(self.gates, longest_hold)
         self.workers: dict[WorkerId, WorkerState] = {}
         self.stores: dict[WorkerId, StoreSeen] = {}
         self.index = CacheIndex()
@@ -76,21 +85,82 @@ class Fleet:
 
     # -- what is asked of it -------------------------------------------------------------------
 
-    def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
-        """Admit the request on one worker and reserve its work there, or refuse it."""
+    def decide(
+        self, request: Request, budget: Budget, now: Seconds, rng: Random
+    ) -> Decision | Held:
+        """Admit the request on one worker and reserve its work there, hold it, or refuse it."""
         candidates = self.candidates(request, now)
         family = self._families.of(request, candidates.cached)
         gate = self.gates.of(budget)
         judge = admit if gate is None else partial(gate.admit, family)
-        decision = decide(request, candidates, budget, now, rng, judge)
-        if isinstance(decision, Admitted):
-            if gate is not None:
-                gate.sent(request, family, decision, now)
-            state = self.workers[decision.worker]
-            assert decision.prediction is not None, "decide always predicts what it admits"
-            state.reserve(request, decision.prediction.price, now, family)
-            self._settle(request.session, decision.worker)
+        holds = self.lobbies.holds(budget, family)
+        decision = decide(request, candidates, budget, now, rng, judge, holds)
+        if isinstance(decision, Held):
+            self.lobbies.hold(decision)
+        elif isinstance(decision, Admitted):
+            self._reserve(request, budget, family, decision, now)
         return decision
+
+    def turn(self, now: Seconds, rng: Random, *, everyone: bool = False) -> list[Settled]:
+        """Decide on those that are held, where it is their turn; everyone: hold nobody longer."""
+        settled: list[Settled] = []
+        for model, lobby in self.lobbies.due(now, everyone=everyone):
+            standing = self._standing(model)
+            nothing = np.zeros(len(standing.states), dtype=np.int64)
+            ready = np.array([state.ready for state in standing.states], dtype=np.bool_)
+            _, floors, measured, _ = standing.floors(1, nothing, now)
+            waits = np.where(measured, floors, 0.0)[ready]
+            frees_in = float(waits.min()) if len(waits) else 0.0
+            settled += lobby.turn(
+                self,
+                self.lobbies.over(now),
+                now=now,
+                rng=rng,
+                frees_in=frees_in,
+                workers=len(waits),
+                everyone=everyone,
+            )
+        return settled
+
+    def next_turn(self) -> Seconds | None:
+        """Say when a turn is due; None while nobody is held."""
+        return self.lobbies.next_turn
+
+    def let_go(self, request: RequestId) -> None:
+        """Hold a request no longer, as its client is gone."""
+        self.lobbies.drop(request)
+
+    def place(self, held: Held, now: Seconds, rng: Random, *, insist: bool) -> Decision | Seconds:
+        """Send a held request on, or refuse it; or say how long no worker is nearly free for it."""
+        held = waiting(held, now)
+        decision = place(held, self.candidates(held.request, now), now, rng, insist=insist)
+        if isinstance(decision, Admitted):
+            self._reserve(held.request, held.budget, held.family, decision, now)
+        return decision
+
+    def give_up(self, held: Held, wait: Seconds, now: Seconds, rng: Random) -> Decision:
+        """Refuse a held request, which would wait for so long still."""
+        held = waiting(held, now)
+        decision = give_up(held, wait, self.candidates(held.request, now), now, rng)
+        if isinstance(decision, Admitted):
+            self._reserve(held.request, held.budget, held.family, decision, now)
+        return decision
+
+    def _reserve(
+        self,
+        request: Request,
+        budget: Budget,
+        family: BlockKey | None,
+        admitted: Admitted,
+        now: Seconds,
+    ) -> None:
+        gate = self.gates.of(budget)
+        if gate is not None:
+            gate.sent(request, family, admitted, now)
+        assert admitted.prediction is not None, "decide always predicts what it admits"
+        state = self.workers[admitted.worker]
+        state.reserve(request, admitted.prediction.price, now, family)
+        self._settle(request.session, admitted.worker)
 
     def candidates(self, request: Request, now: Seconds) -> Candidates:
         """List the workers that could serve the request, with what is known without a replay."""
@@ -197,11 +267,13 @@ class Fleet:
         self.gates.saw(record, now)
         if isinstance(record, WorkerSeen):
             self._see(record, now)
+            self.lobbies.heed(record, record.settings.model, now)
             return
         state = self.workers.get(record.worker)
         if state is None or isinstance(record, StoreSeen):
             self._saw_stranger(record)
             return
+        self.lobbies.heed(record, state.settings.model, now)
         match record:
             case WorkerGone():
                 self._forget(record.worker)

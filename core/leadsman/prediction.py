@@ -86,6 +86,7 @@ class Admitted:
 
     refusal: what shadow mode or a probe set aside to admit the request nevertheless.
     budget, survey: what it was decided by, for its record; None where nothing was weighed.
+    held_for: how long it was held before; None: it was not.
     """
 
     request: RequestId
@@ -100,6 +101,7 @@ class Admitted:
     refusal: "Refused | None" = None
     budget: "Budget | None" = None
     survey: Survey | None = None
+    held_for: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ class Refused:
 
     budget, survey: what it was decided by, for its record; None where nothing was weighed.
     policy: whose refusal it is. read: what the rule read and its limits, by name; for a tenant, its
-    own share and use.
+    own share and use. held_for: how long it was held before; None: it was not.
     """
 
     request: RequestId
@@ -123,6 +125,7 @@ class Refused:
     survey: Survey | None = None
     policy: str = "predicted_wait"
     read: Mapping[str, float] = field(default_factory=dict)
+    held_for: Seconds | None = None
 
 
 Decision: TypeAlias = Admitted | Refused

@@ -14,6 +14,8 @@ class Request:
         and nothing is credited on workers of that size.
     tokens_are_exact: False where `prompt_tokens` is an estimate.
     waited: seconds that the caller has already waited before `arrived_at`.
+    priority: the engine's, as the caller set it. importance: of its objective, as the pool's owner
+        declared it; who is more important goes first where requests are held.
     reads_cache: False where the engine will not read its prefix cache (prompt logprobs).
     endpoints: the only `ip:port` that may serve it, by the gateway's subset hint; None: any.
     """
@@ -27,6 +29,7 @@ class Request:
     waited: Seconds = 0.0
     max_tokens: Tokens | None = None
     priority: int = 0
+    importance: int = 0
     tenant: str | None = None
     session: str | None = None
     objective: str | None = None

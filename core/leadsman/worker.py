@@ -340,6 +340,9 @@ class WorkerState:
         """A granted request is over; returns what it showed of the cache."""
         self.changed.add(self)
         flight = self.mirror.saw_end(ended)
+        if flight is not None and flight.first_at is None:
+            # What gives up in the queue makes it shorter than time alone would.
+            self._last_wait = (0.0, 0.0)
         expectation = self._expectations.pop(ended.request, None)
         self._below.pop(ended.request, None)
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:

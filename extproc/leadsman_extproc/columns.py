@@ -144,6 +144,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     refusal: object
     budget: msgspec.Raw | None
     survey: object
+    held_for: Seconds | None
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -61,6 +61,8 @@ class Counts:
     engine's, by verdict. token_parity: by model, whether they were alike when last compared: False,
     and its requests are tokenized by an engine. trust: gives each worker, how far its cache view is
     believed now, and why. conditions: how each stands. stores: how each shared store was last read.
+    held: counts the requests that are held now; held_seconds: for how long others were, by what
+    became of them.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -93,6 +95,8 @@ class Counts:
     retry_after_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
     read_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
     decide_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
+    held: Callable[[], int] = int
+    held_seconds: dict[str, Histogram] = field(default_factory=dict)
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
         """Count a request that is sent on."""
@@ -110,6 +114,12 @@ class Counts:
         self.decisions["refused"] += 1
         self.refusals[refused.reason] += 1
         self.retry_after_seconds.observe(refused.retry_after)
+
+    def held_for(self, outcome: str, seconds: Seconds) -> None:
+        """Count a request that is held no longer."""
+        if outcome not in self.held_seconds:
+            self.held_seconds[outcome] = Histogram(WAITS)
+        self.held_seconds[outcome].observe(seconds)
 
     def ended(self, grant: Grant) -> None:
         """Count how a granted request ended."""
@@ -227,6 +237,8 @@ OF_WORKERS: Final[Mapping[str, tuple[str, Callable[[Condition, Seconds], float |
 
 STORE_READABLE: Final = "1 while the directory of a store that engines share can be read."
 STORE_CHUNKS: Final = "Chunks of a shared store: those that are used, and others by why not."
+HELD: Final = "Requests that are held now, until a worker is nearly free."
+HELD_SECONDS: Final = "How long requests were held, by what became of them."
 PARITY: Final = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
 TRUST = "How far each worker's cache view is believed, and why: always 1."
 
@@ -247,6 +259,7 @@ class Page(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every count as a counter or histogram family, and what is so now as gauges."""
         yield from self._counted()
+        yield from self._held()
         yield from self._of_workers()
         yield from self._of_stores()
         for name, counted in self._gauges.items():
@@ -272,6 +285,13 @@ class Page(Collector):
             yield HistogramMetricFamily(
                 f"leadsman_{name}", text, buckets=seen.buckets(), sum_value=seen.sum
             )
+
+    def _held(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("leadsman_held", HELD, value=self._counts.held())
+        family = HistogramMetricFamily("leadsman_held_seconds", HELD_SECONDS, labels=["outcome"])
+        for outcome, seen in list(self._counts.held_seconds.items()):
+            family.add_metric([outcome], buckets=seen.buckets(), sum_value=seen.sum)
+        yield family
 
     def _of_workers(self) -> Iterator[Metric]:
         parity = GaugeMetricFamily("leadsman_token_parity", PARITY, labels=["model"])

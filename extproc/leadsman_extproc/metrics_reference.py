@@ -67,6 +67,7 @@ def everything() -> Iterable[Metric]:
     for name, _, _ in BY_LABEL:
         getattr(counts, name)["any"] = 1
     counts.token_parity["any"] = True
+    counts.held_for("any", 1.0)
     counts.of_model("any").failed["any"] = 1
     return Page(counts, dict.fromkeys(IN_FLIGHT, lambda: {worker: 1})).collect()
 

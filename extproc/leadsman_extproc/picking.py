@@ -13,12 +13,15 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Literal, TypeAlias, assert_never
 
 import msgspec
 from leadsman.admit import no_endpoint
-from leadsman.prediction import Admitted, Refused
+from leadsman.budget import Budget
+from leadsman.lobby import Held, Settled
+from leadsman.prediction import Admitted, Decision, Refused
 from leadsman.records import Record, WorkerSeen
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds
@@ -41,6 +44,7 @@ from leadsman_extproc.refusals import bad_request, refusal, too_large
 from leadsman_extproc.settings import Settings
 from leadsman_extproc.shapes import Asked
 from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
+from leadsman_extproc.waiting import Waiting
 from leadsman_extproc.workers import Workers
 
 REQUEST_ID = "x-request-id"
@@ -58,7 +62,8 @@ Unread: TypeAlias = Literal["deadline", "error"]
 class Picking:
     """Finds the verdict on each request.
 
-    report: tells the other replicas; a decision has reserved its work here by itself.
+    report: tells the other replicas; a decision has reserved its work here by itself. waiting:
+    those that are held.
     """
 
     reads: Reads
@@ -72,11 +77,22 @@ class Picking:
     counts: Counts = field(default_factory=Counts)
     clock: Callable[[], Seconds]
     rng: Random = field(default_factory=Random)
+    waiting: Waiting = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting = Waiting(
+            picker=self.picker,
+            grants=self.grants,
+            counts=self.counts,
+            clock=self.clock,
+            rng=self.rng,
+        )
+        self.counts.held = self.waiting.__len__
 
     def verdict(self, asked: Asked) -> Verdict | Awaitable[Verdict]:
         """Read and decide one request; the verdict's grant is open when it is there.
 
-        It is there at once, unless reading has to wait for something.
+        It is there at once, unless reading has to wait for something, or the request is held.
         """
         request_id = self._identify(asked.headers)
         if asked.body is None:
@@ -113,11 +129,12 @@ class Picking:
             LOG.exception("reading a request failed", extra={"request": arrival.id})
             self.counts.errors["read"] += 1
             read = "error"
-        if arrival.id in self.grants:  # another request of this name was sent on meanwhile
+        if self._is_taken(arrival.id):  # another request of this name came meanwhile
             arrival = msgspec.structs.replace(arrival, id=_new_id())
-        return self._judge(read, arrival)
+        verdict = self._judge(read, arrival)
+        return await verdict if isinstance(verdict, Awaitable) else verdict
 
-    def _judge(self, read: Unread | Read, arrival: Arrival) -> Verdict:
+    def _judge(self, read: Unread | Read, arrival: Arrival) -> Verdict | Awaitable[Verdict]:
         match read:
             case ReadRequest():
                 return self._decide(read, arrival)
@@ -130,12 +147,12 @@ class Picking:
             case other:
                 assert_never(other)
 
-    def _decide(self, read: ReadRequest, arrival: Arrival) -> Verdict:
+    def _decide(self, read: ReadRequest, arrival: Arrival) -> Verdict | Awaitable[Verdict]:
         request, now = read.request, self.clock()
         if request.id != arrival.id:
             request = replace(request, id=arrival.id)
         try:
-            budget = self.budget_for(request, arrival.headers)
+            budget = self._budget(request, arrival)
             decision = self.picker.decide(request, budget, now, self.rng)
         except Exception:
             LOG.exception("deciding on a request failed", extra={"request": request.id})
@@ -143,14 +160,29 @@ class Picking:
             return self._fall_back(request, arrival, "error")
         self.counts.decide_seconds.observe(self.clock() - now)
         self.counts.read_seconds.observe(now - arrival.at)
-        self.keeps.decided(request, decision, now)
+        if isinstance(decision, Held):
+            settle = partial(self._settle, arrival, read.api)
+            return self.waiting.verdict(decision, settle)
+        return self._told(request, decision, arrival, read.api)
+
+    def _settle(self, arrival: Arrival, api: Api, settled: Settled) -> Verdict:
+        return self._told(settled.request, settled.decision, arrival, api)
+
+    def _told(self, request: Request, decision: Decision, arrival: Arrival, api: Api) -> Verdict:
+        self.keeps.decided(request, decision, self.clock())
         match decision:
             case Admitted():
                 return self._send(request, decision, arrival)
             case Refused():
-                return self._refuse(decision, read.api)
+                return self._refuse(decision, api)
             case other:
                 assert_never(other)
+
+    def _budget(self, request: Request, arrival: Arrival) -> Budget:
+        budget = self.budget_for(request, arrival.headers)
+        if budget.hold is not None and self.waiting.is_closed:
+            return replace(budget, hold=None)
+        return budget
 
     def _send(self, request: Request, admitted: Admitted, arrival: Arrival) -> SendOn:
         self.counts.admitted(request, admitted)
@@ -220,7 +252,10 @@ class Picking:
     def _identify(self, headers: Mapping[str, str]) -> RequestId:
         """Take the gateway's id; make one where there is none or another request has it."""
         given = RequestId(headers.get(REQUEST_ID, ""))
-        return given if given and given not in self.grants else _new_id()
+        return given if given and not self._is_taken(given) else _new_id()
+
+    def _is_taken(self, request: RequestId) -> bool:
+        return request in self.grants or request in self.waiting
 
     def _headers(
         self, arrival: Arrival, worker: WorkerSeen | None, endpoint: str

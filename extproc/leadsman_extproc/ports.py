@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 from leadsman.budget import Budget
+from leadsman.lobby import Held, Settled
 from leadsman.prediction import Decision
 from leadsman.records import Record
 from leadsman.request import Request
@@ -23,14 +24,28 @@ BudgetFor: TypeAlias = Callable[[Request, Mapping[str, str]], Budget]
 
 
 class Picker(Protocol):
-    """Decides where a request goes, and reserves its work there."""
+    """Decides where a request goes, and reserves its work there; or holds it, until its turn."""
 
     def apply(self, record: Record, now: Seconds) -> None:
         """Take in a record of fleet state."""
         ...
 
-    def decide(self, request: Request, budget: Budget, now: Seconds, rng: Random) -> Decision:
-        """Admit the request on one worker, or refuse it."""
+    def decide(
+        self, request: Request, budget: Budget, now: Seconds, rng: Random
+    ) -> Decision | Held:
+        """Admit the request on one worker, hold it, or refuse it."""
+        ...
+
+    def turn(self, now: Seconds, rng: Random, *, everyone: bool = False) -> list[Settled]:
+        """Decide on those that are held, where it is their turn; everyone: hold nobody longer."""
+        ...
+
+    def next_turn(self) -> Seconds | None:
+        """Say when a turn is due; None while nobody is held."""
+        ...
+
+    def let_go(self, request: RequestId) -> None:
+        """Hold a request no longer, as its client is gone."""
         ...
 
     def block_sizes(self, model: str) -> tuple[Tokens, ...]:

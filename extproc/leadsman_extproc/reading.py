@@ -53,12 +53,16 @@ class Tokenize(Protocol):
         ...
 
 
+def _alike(_objective: str) -> int:
+    return 0
+
+
 @dataclass(slots=True, kw_only=True)
 class Reader:
     """Reads requests for the models that it knows, and estimates those that it does not.
 
     block_sizes: those of a model's workers. tokenize: the engine's own tokenizer, where reachable.
-    parity: whether our own is believed; without it, it is.
+    parity: whether our own is believed; without it, it is. importance: of an objective, by name.
     """
 
     models: Sequence[ServedModel] = ()
@@ -67,6 +71,7 @@ class Reader:
     headers: HeaderNames = field(default_factory=HeaderNames)
     tokenize: Tokenize | None = None
     parity: Parity | None = None
+    importance: Callable[[str], int] = _alike
     own: OwnTokens = field(init=False)
     _bytes_per_token: dict[str, float] = field(default_factory=dict)
     _bodies: BodyMemory = field(default_factory=BodyMemory)
@@ -166,6 +171,7 @@ class Reader:
             tokens_are_exact=exact,
             max_tokens=body.max_tokens,
             priority=body.priority,
+            importance=0 if wishes.objective is None else self.importance(wishes.objective),
             tenant=wishes.tenant,
             session=wishes.session or body.session,
             objective=wishes.objective,

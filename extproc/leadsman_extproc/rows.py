@@ -148,6 +148,7 @@ class Shared:
             refusal=admitted.refusal,
             budget=None if admitted.budget is None else self.budget(admitted.budget),
             survey=admitted.survey,
+            held_for=admitted.held_for,
         )
 
     def budget(self, budget: Budget) -> msgspec.Raw:

@@ -46,6 +46,7 @@ class Service:
     counts: Counts = field(default_factory=Counts)
     workers: Workers = field(default_factory=Workers)
     grants: Grants = field(init=False)
+    picking: Picking | None = None
     outcomes: Outcomes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,12 +61,17 @@ class Service:
     def take(self, record: Record) -> None:
         """Take a record of the fleet stream."""
         self.workers.apply(record)
+        self._apply(record)
+
+    def _apply(self, record: Record) -> None:
         self.fleet.apply(record, self.clock())
+        if self.picking is not None:
+            self.picking.waiting.stir()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Server]:
         """Serve until left; see `server.serving`."""
-        picking = Picking(
+        self.picking = picking = Picking(
             reads=self.reads,
             picker=self.fleet,
             budget_for=self.budget_for,
@@ -89,7 +95,7 @@ class Service:
         return self.workers.any_ready() and self.is_abreast()
 
     def _tell(self, record: Record) -> None:
-        self.fleet.apply(record, self.clock())
+        self._apply(record)
         self.report(record)
 
     def _end(self, grant: Grant) -> None:

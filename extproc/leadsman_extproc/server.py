@@ -6,6 +6,7 @@ serialised once. There are no size limits on messages (gRPC's usual 4 MB turns a
 
 Draining: readiness goes first; gateways take a while to hear of it, and in full duplex they fail
 requests whose call is refused. So new calls are refused only later, and those in flight may finish.
+Requests that are held are placed or refused at once, and no more are held.
 """
 
 import asyncio
@@ -106,4 +107,5 @@ async def serving(
         )
         stack.push_async_callback(asyncio.sleep, settings.notice)
         await stack.enter_async_context(health.kept_fresh())
+        stack.callback(picking.waiting.close)
         yield Server(port=port, processor=processor, health=health, metrics=metrics)

@@ -1,5 +1,6 @@
 """What a picker's operator sets; every default is what its comment measured."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,6 +57,8 @@ class Settings:
     tls: files, or `self-signed`; None: plain text.
     max_body: bytes of a request body above which it is refused with 413.
     decision_deadline: for reading; deciding does not wait. Must stay below Envoy's message_timeout.
+    longest_hold: for which a request may be held, whatever its budget says. With decision_deadline
+        it must stay below Envoy's message_timeout, or Envoy gives up.
     ends_early: end streams after the first token where that is safe; needs the access log.
         False on agentgateway, which answers 500 (agentgateway#3436).
     journal: folder of decisions.jsonl and outcomes.jsonl; recording: what goes there, and how.
@@ -64,6 +67,8 @@ class Settings:
     notice: for which new calls are still taken once readiness is lost: as long as it takes until no
         gateway sends any. Before that ends, a call refused is a request failed.
     conformance: heed what only the upstream conformance suite sends; lets any client choose.
+    importance: of objectives, by name; the more important go first where requests are held. What an
+        InferenceObjective says goes before.
     policies: classes of further admission policies, as MODULE:CLASS; those of installed packages
         that declare them are found without.
     parity_every: between two requests of a model whose tokens an engine is asked for, to compare
@@ -75,6 +80,7 @@ class Settings:
     tls: TlsSource | None = None
     max_body: int = 32 * 1024 * 1024
     decision_deadline: Seconds = 1.0
+    longest_hold: Seconds = 3.5
     ends_early: bool = True
     fallbacks: int = 0
     notice: Seconds = 0.0
@@ -83,5 +89,6 @@ class Settings:
     metrics_port: int | None = None
     journal: Path | None = None
     recording: Recording = field(default_factory=Recording)
+    importance: Mapping[str, int] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
     parity_every: Seconds | None = 30.0

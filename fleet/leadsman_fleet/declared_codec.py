@@ -10,7 +10,7 @@ from leadsman.prediction import Reason
 
 from leadsman_fleet import fleet_pb2 as pb
 
-_BOUNDS = ("max_queue_wait", "ttft", "overload")
+_BOUNDS = ("max_queue_wait", "ttft", "overload", "hold")
 _PLAIN = (
     "name",
     "confidence",
@@ -27,7 +27,8 @@ _KINDS = ("models", "tenants", "objectives")
 
 def encode_declared(declared: Declared) -> pb.Declared:
     """Put all that is declared into a message."""
-    return pb.Declared(budgets=[_write(one) for one in declared.budgets])
+    budgets = [_write(one) for one in declared.budgets]
+    return pb.Declared(budgets=budgets, importance=declared.importance)
 
 
 def decode_declared(message: pb.Declared) -> tuple[Declared, int]:
@@ -38,7 +39,8 @@ def decode_declared(message: pb.Declared) -> tuple[Declared, int]:
             budgets.append(ScopedBudget(budget=_read_budget(one.budget), scope=_read(one.scope)))
         except BudgetError:
             continue
-    return Declared(budgets=tuple(budgets)), len(message.budgets) - len(budgets)
+    declared = Declared(budgets=tuple(budgets), importance=dict(message.importance))
+    return declared, len(message.budgets) - len(budgets)
 
 
 def _write(one: ScopedBudget) -> pb.ScopedBudget:

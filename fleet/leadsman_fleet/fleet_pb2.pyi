@@ -349,10 +349,19 @@ class Weights(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Declared(_message.Message):
-    __slots__ = ("budgets",)
+    __slots__ = ("budgets", "importance")
+    class ImportanceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     BUDGETS_FIELD_NUMBER: _ClassVar[int]
+    IMPORTANCE_FIELD_NUMBER: _ClassVar[int]
     budgets: _containers.RepeatedCompositeFieldContainer[ScopedBudget]
-    def __init__(self, budgets: _Optional[_Iterable[_Union[ScopedBudget, _Mapping]]] = ...) -> None: ...
+    importance: _containers.ScalarMap[str, int]
+    def __init__(self, budgets: _Optional[_Iterable[_Union[ScopedBudget, _Mapping]]] = ..., importance: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ScopedBudget(_message.Message):
     __slots__ = ("budget", "scope")
@@ -363,7 +372,7 @@ class ScopedBudget(_message.Message):
     def __init__(self, budget: _Optional[_Union[Budget, _Mapping]] = ..., scope: _Optional[_Union[Scope, _Mapping]] = ...) -> None: ...
 
 class Budget(_message.Message):
-    __slots__ = ("name", "max_queue_wait", "ttft", "confidence", "overload", "statuses", "should_retry", "retry_jitter", "mode", "session_move_cost", "probes", "policy", "parameters", "unit", "shares", "session_calls", "session_idle")
+    __slots__ = ("name", "max_queue_wait", "ttft", "confidence", "overload", "statuses", "should_retry", "retry_jitter", "mode", "session_move_cost", "probes", "policy", "parameters", "unit", "shares", "session_calls", "session_idle", "hold")
     class StatusesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +404,7 @@ class Budget(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     SESSION_CALLS_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDLE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
     name: str
     max_queue_wait: float
     ttft: float
@@ -412,7 +422,8 @@ class Budget(_message.Message):
     shares: Weighted
     session_calls: int
     session_idle: float
-    def __init__(self, name: _Optional[str] = ..., max_queue_wait: _Optional[float] = ..., ttft: _Optional[float] = ..., confidence: _Optional[float] = ..., overload: _Optional[float] = ..., statuses: _Optional[_Mapping[str, int]] = ..., should_retry: _Optional[bool] = ..., retry_jitter: _Optional[float] = ..., mode: _Optional[str] = ..., session_move_cost: _Optional[float] = ..., probes: _Optional[float] = ..., policy: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ..., unit: _Optional[str] = ..., shares: _Optional[_Union[Weighted, _Mapping]] = ..., session_calls: _Optional[int] = ..., session_idle: _Optional[float] = ...) -> None: ...
+    hold: float
+    def __init__(self, name: _Optional[str] = ..., max_queue_wait: _Optional[float] = ..., ttft: _Optional[float] = ..., confidence: _Optional[float] = ..., overload: _Optional[float] = ..., statuses: _Optional[_Mapping[str, int]] = ..., should_retry: _Optional[bool] = ..., retry_jitter: _Optional[float] = ..., mode: _Optional[str] = ..., session_move_cost: _Optional[float] = ..., probes: _Optional[float] = ..., policy: _Optional[str] = ..., parameters: _Optional[_Mapping[str, float]] = ..., unit: _Optional[str] = ..., shares: _Optional[_Union[Weighted, _Mapping]] = ..., session_calls: _Optional[int] = ..., session_idle: _Optional[float] = ..., hold: _Optional[float] = ...) -> None: ...
 
 class Weighted(_message.Message):
     __slots__ = ("weights",)

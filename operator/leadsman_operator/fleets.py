@@ -24,7 +24,7 @@ from leadsman_operator.lessons import Lessons
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet
 from leadsman_operator.pasts import Pasts, address_of
-from leadsman_operator.precedence import declared, ranked
+from leadsman_operator.precedence import declared, importance_of, ranked
 from leadsman_operator.stores import Stores, stores_of
 from leadsman_operator.targets import targets_of
 from leadsman_operator.views import PoolView
@@ -124,7 +124,7 @@ class Fleets:
         if key not in self._collectors:
             self._begin_with_past(key, view, outlet)
             self._collectors[key] = Collectors(self._around(key, outlet))
-        outlet.declare(declared(view.budgets))
+        outlet.declare(declared(view.budgets, view.importance))
         await self._collectors[key].set(view.targets.keys(), closed=view.closed())
         self._planned[key] = view
 
@@ -175,5 +175,9 @@ class Fleets:
 def planned(pool: InferencePool, world: World) -> PoolView:
     """Say what a pool should become."""
     return PoolView(
-        pool=pool, targets=targets_of(world, pool), budgets=ranked(world, pool), found={}
+        pool=pool,
+        targets=targets_of(world, pool),
+        budgets=ranked(world, pool),
+        found={},
+        importance=importance_of(world, pool),
     )

@@ -91,10 +91,24 @@ class InferencePool(Struct, frozen=True, kw_only=True):
     spec: InferencePoolSpec
 
 
+class ObjectivePoolRef(Struct, frozen=True, kw_only=True):
+    """The pool that an objective is for; None: an old object names none."""
+
+    name: str | None = None
+
+
+class InferenceObjectiveSpec(Struct, frozen=True, kw_only=True, rename="camel"):
+    """priority: the higher, the more important; may be negative."""
+
+    priority: int = 0
+    pool_ref: ObjectivePoolRef = ObjectivePoolRef()
+
+
 class InferenceObjective(Struct, frozen=True, kw_only=True):
     """A named objective, which requests name in a header."""
 
     metadata: Metadata
+    spec: InferenceObjectiveSpec = InferenceObjectiveSpec()
 
 
 class LatencyBudget(Struct, frozen=True, kw_only=True):

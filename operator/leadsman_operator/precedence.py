@@ -10,6 +10,7 @@ So an exception for a tenant needs no change of anybody else's budget, and a bud
 later takes nothing from one that says as much.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,9 +50,19 @@ def ranked(world: World, pool: InferencePool) -> tuple[Ranked, ...]:
     return tuple(found)
 
 
-def declared(budgets: tuple[Ranked, ...]) -> Declared:
-    """Say what pickers are told."""
-    return Declared(budgets=tuple(one.scoped for one in budgets))
+def declared(budgets: tuple[Ranked, ...], importance: Mapping[str, int]) -> Declared:
+    """Say what pickers are told. importance: of the pool's objectives."""
+    return Declared(budgets=tuple(one.scoped for one in budgets), importance=importance)
+
+
+def importance_of(world: World, pool: InferencePool) -> dict[str, int]:
+    """Give the priority of each objective of a pool's namespace that is for this pool."""
+    namespace, name = pool.metadata.namespace, pool.metadata.name
+    return {
+        key.name: one.spec.priority
+        for key, one in world.objectives.items()
+        if key.namespace == namespace and one.spec.pool_ref.name in {None, name}
+    }
 
 
 def applies(budget: LatencyBudget, pool: InferencePool) -> bool:
@@ -83,6 +94,7 @@ def read_budget(one: LatencyBudget) -> ScopedBudget | BudgetError:
             shares=spec.shares,
             session_calls=spec.session_calls,
             session_idle=seconds(spec.session_idle),
+            hold=_seconds(spec.hold),
         )
     except BudgetError as error:
         return error

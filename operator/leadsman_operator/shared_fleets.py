@@ -108,7 +108,7 @@ class SharedFleets(Fleets):
         if key not in self._collectors:
             self._collectors[key] = Collectors(self._around(key, outlet))
         collectors = self._collectors[key]
-        outlet.declare(declared(view.budgets))
+        outlet.declare(declared(view.budgets, view.importance))
         await outlet.lead(leads=self.leads)
         await self._look_back(key, view)
         await self._pass_on(key, collectors)

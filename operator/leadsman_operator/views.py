@@ -30,13 +30,14 @@ class Trouble:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
     """One pool, seen whole. stores: those that were asked, and why they cannot be read; None: they
-    can.
+    can. importance: of the objectives that are for it, by name.
     """
 
     pool: InferencePool
     targets: Mapping[Endpoint, Target]
     budgets: tuple[Ranked, ...]
     found: Mapping[Endpoint, Found]
+    importance: Mapping[str, int] = field(default_factory=dict)
     stores: Mapping[SharedStore, str | None] = field(default_factory=dict)
 
     def _accepting(self) -> list[Endpoint]:

@@ -63,7 +63,7 @@ class Watching:
             pods=self._of([PODS]),
             budgets=self._of([BUDGETS]),
             profiles=self._of([PROFILES]),
-            objectives=frozenset(self._of(OBJECTIVES)),
+            objectives=self._of(OBJECTIVES[1:]) | self._of(OBJECTIVES[:1]),
         )
 
     def _of(self, kinds: Iterable[Kind]) -> dict[Any, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from leadsman_operator.objects import (
     EngineProfile,
+    InferenceObjective,
     InferencePool,
     Key,
     LatencyBudget,
@@ -18,13 +19,13 @@ from leadsman_operator.objects import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The objects. objectives: the names of those that there are, of either API group."""
+    """The objects. objectives: those that there are, of either API group."""
 
     pools: Mapping[Key, InferencePool] = field(default_factory=dict)
     pods: Mapping[Key, Pod] = field(default_factory=dict)
     budgets: Mapping[Key, LatencyBudget] = field(default_factory=dict)
     profiles: Mapping[Key, EngineProfile] = field(default_factory=dict)
-    objectives: frozenset[Key] = frozenset()
+    objectives: Mapping[Key, InferenceObjective] = field(default_factory=dict)
 
     def pods_of(self, pool: InferencePool) -> list[Pod]:
         """List a pool's pods that have an address and are not over, in the order of their names."""

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leadsman.admit import UNPROVEN
+from leadsman.budget import Budget
 from leadsman.records import (
     Ended,
     KvEvents,
@@ -27,6 +29,7 @@ from leadsman_bench.scenario import (
     reconfigured,
     workers,
 )
+from leadsman_bench.simulate import LivePicker
 from leadsman_bench.traces import scaled
 from leadsman_bench.virtual import VirtualFleet
 from leadsman_engines.simulated.hardware import Hardware
@@ -246,3 +249,41 @@ def test_an_engine_of_half_the_speed_has_half_the_capacity():
     whole, half = (capacity([one], bundled_model(), seed=1)[0] for one in (spec, halved))
 
     assert half == pytest.approx(whole / 2, rel=0.1)
+
+
+def hurried(count, hold, *, per_s=40.0, important=0):
+    """Serve more than two workers can; every fifth request is of an `important` objective."""
+    rows = [
+        replace(one, request=replace(one.request, importance=important if n % 5 == 0 else 0))
+        for n, one in enumerate(some_offers(count, per_s=per_s))
+    ]
+    kept, waiting = Kept(), []
+    picker = LivePicker(Budget(hold=hold), Random(1))
+    fleet = VirtualFleet(workers()[:2], picker, kept, seed=1)
+    for _ in fleet.run(iter(rows), iter(())):
+        waiting += [worker.engine.waiting for worker in fleet.workers]
+    return rows, kept, waiting
+
+
+def test_what_is_held_is_served_or_refused_once_and_engines_queue_little():
+    rows, kept, waiting = hurried(60, 60.0)
+    _, _, without = hurried(60, None)
+
+    ends = [one.offer.request.id for one in kept.streams]
+    ends += [offer.request.id for offer, _ in kept.refusals]
+    assert sorted(ends) == sorted(row.request.id for row in rows)
+    assert max(waiting) <= UNPROVEN < max(without)
+    held = [one for one in kept.streams if one.admitted.held_for]
+    assert len(held) > 10
+    assert all(one.offer.request.waited == pytest.approx(one.admitted.held_for) for one in held)
+
+
+def test_the_important_pass_the_others_where_requests_are_held():
+    def mean_wait(kept):
+        ends = [s for s in kept.streams if int(s.offer.request.id[1:]) % 5 == 0]
+        return sum(s.offer.request.waited + s.ttft for s in ends) / len(ends)
+
+    _, alike, _ = hurried(60, 60.0)
+    _, first, _ = hurried(60, 60.0, important=1)
+
+    assert mean_wait(first) < mean_wait(alike)

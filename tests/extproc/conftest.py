@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -16,10 +16,11 @@ import uvloop
 from aiohttp import web
 from leadsman.budget import Budget
 from leadsman.engine import EngineSettings
+from leadsman.lobby import Held, Lobby, Settled
 from leadsman.prediction import Admitted, Decision, Reason, Refused
 from leadsman.records import Ended, Record, TokensSeen, WorkerSeen
 from leadsman.request import Request
-from leadsman.units import WorkerId
+from leadsman.units import RequestId, WorkerId
 from leadsman_bench.envoy import Envoy, running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig, Profile
 from leadsman_extproc.bodies import read_body
@@ -68,24 +69,76 @@ class ReadsAnEstimate:
 
 @dataclass
 class PicksInTurn:
-    """Takes the engines in turn; some models' names are wishes: `refuse-<status>`, `on-<n>`."""
+    """Takes the engines in turn; some models' names are wishes: `refuse-<status>`, `on-<n>`.
 
+    `hold-<bound>` is held while `wait` says that no engine is free, in a lobby of the core's.
+    """
+
+    wait: float = 0.0
+    longest: float = 3.0
+    lobby: Lobby = field(default_factory=Lobby)
     seen: dict[WorkerId, WorkerSeen] = field(default_factory=dict)
     witnesses: bool = False
-    turn: int = 0
+    turn_: int = 0
 
     def apply(self, record: Record, now: float) -> None:
         if isinstance(record, WorkerSeen):
             self.seen[record.worker] = record
 
-    def decide(self, request: Request, budget: object, now: float, rng: Random) -> Decision:
+    def decide(self, request: Request, budget: object, now: float, rng: Random) -> Decision | Held:
         if request.model == "broken":
             raise RuntimeError("this decision fails")
         if request.model.startswith("refuse-"):
             return _refused(request)
+        if request.model.startswith("hold-") and self.wait:
+            held = self._held(request, now)
+            self.lobby.hold(held)
+            return held
+        return self._admitted(request)
+
+    def _held(self, request: Request, now: float) -> Held:
+        return Held(
+            request=request,
+            budget=Budget(hold=self.longest),
+            family=None,
+            at=now,
+            until=now + self.longest,
+            latest=now + float(request.model.removeprefix("hold-")),
+            work=0.0,
+            expected=self.wait,
+            number=self.turn_number(),
+        )
+
+    def turn_number(self) -> int:
+        self.turn_ += 1
+        return self.turn_
+
+    def next_turn(self) -> float | None:
+        return self.lobby.next_turn if len(self.lobby) else None
+
+    def turn(self, now: float, rng: Random, *, everyone: bool = False) -> list[Settled]:
+        return self.lobby.turn(
+            self, lambda held: 1.0, now=now, rng=rng, frees_in=0.0, workers=1, everyone=everyone
+        )
+
+    def let_go(self, request: RequestId) -> None:
+        self.lobby.drop(request)
+
+    def place(self, held: Held, now: float, rng: Random, *, insist: bool) -> Decision | float:
+        return self._admitted(held.request) if insist or not self.wait else self.wait
+
+    def give_up(self, held: Held, wait: float, now: float, rng: Random) -> Decision:
+        return _refused(replace(held.request, model="refuse-429"))
+
+    def free(self, now: float) -> None:
+        """An engine comes free."""
+        self.wait = 0.0
+        self.lobby.stir(now)
+
+    def _admitted(self, request: Request) -> Decision:
         workers = sorted(self.seen)
-        self.turn += 1
-        number = int(request.model[3:]) if request.model.startswith("on-") else self.turn
+        turn = self.turn_number()
+        number = int(request.model[3:]) if request.model.startswith("on-") else turn
         worker = self.seen[workers[number % len(workers)]]
         return Admitted(
             request=request.id, worker=worker.worker, endpoint=worker.endpoint, prediction=None
@@ -264,6 +317,7 @@ class Stack:
     engine: TestEngine
     records: list[Record]
     server: Server
+    loop: asyncio.AbstractEventLoop
     url: str = ""
     envoy: Envoy | None = None
 
@@ -293,7 +347,17 @@ class Stack:
         self.engine.bodies.clear()
         self.picking.counts.fallbacks.clear()
         self.engine.gone = self.engine.hanging = 0
-        self.picker.witnesses = False
+        self.picker.witnesses, self.picker.wait = False, 0.0
+        self.picking.counts.held_seconds.clear()
+
+    def free(self) -> None:
+        """An engine comes free, and the picker hears of it."""
+
+        def hear() -> None:
+            self.picker.free(time.monotonic())
+            self.picking.waiting.stir()
+
+        self.loop.call_soon_threadsafe(hear)
 
 
 class Behind:
@@ -349,7 +413,7 @@ class Behind:
         server = await exits.enter_async_context(
             serving(picking, watching, picking.workers.any_ready)
         )
-        return Stack(self._profile, picking, picker, keeps, engine, records, server)
+        return Stack(self._profile, picking, picker, keeps, engine, records, server, self._loop)
 
     def __enter__(self) -> Stack:
         self._thread.start()

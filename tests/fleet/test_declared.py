@@ -32,6 +32,7 @@ budgets = st.builds(
     shares=st.none() | st.dictionaries(words, seconds, max_size=3),
     session_calls=st.integers(1, 10_000),
     session_idle=seconds,
+    hold=st.none() | seconds,
 )
 some = st.none() | st.frozensets(words, max_size=3)
 scopes = st.builds(
@@ -44,6 +45,7 @@ scopes = st.builds(
 declarations = st.builds(
     Declared,
     budgets=st.lists(st.builds(ScopedBudget, budget=budgets, scope=scopes), max_size=3).map(tuple),
+    importance=st.dictionaries(words, st.integers(-(2**31), 2**31 - 1), max_size=3),
 )
 
 

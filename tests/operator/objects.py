@@ -4,6 +4,7 @@ import msgspec
 from hypothesis import strategies as st
 from leadsman_operator.objects import (
     BUDGETS,
+    OBJECTIVES,
     PODS,
     POOLS,
     PROFILES,
@@ -46,6 +47,10 @@ def profile(name, *, labels=None, created="2026-01-01T00:00:00Z", status=None, *
     return made(PROFILES, name, spec=spec, status=status, creationTimestamp=created)
 
 
+def objective(name, **spec):
+    return made(OBJECTIVES[0], name, spec=spec)
+
+
 def keyed(objects):
     return {Key(one.metadata.namespace, one.metadata.name): one for one in objects}
 
@@ -56,7 +61,7 @@ def world(*, pools=(), pods=(), budgets=(), profiles=(), objectives=()):
         pods=keyed(pods),
         budgets=keyed(budgets),
         profiles=keyed(profiles),
-        objectives=frozenset(Key(NAMESPACE, name) for name in objectives),
+        objectives={Key(NAMESPACE, name): objective(name) for name in objectives},
     )
 
 

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from leadsman.budget import Budget
 from leadsman.prediction import Reason
-from leadsman_operator.precedence import declared, ranked, read_budget
+from leadsman_operator.objects import Key
+from leadsman_operator.precedence import declared, importance_of, ranked, read_budget
 
-from .objects import budget, budgets, pool, world
+from .objects import NAMESPACE, budget, budgets, objective, pool, world
 
 POOL = pool()
 
@@ -88,7 +91,7 @@ def test_a_budget_is_read_whole():
         probes=0.01,
     )
 
-    [scoped] = declared(ranked(world(budgets=[one]), POOL)).budgets
+    [scoped] = declared(ranked(world(budgets=[one]), POOL), {}).budgets
 
     assert scoped.budget == Budget(
         name="b",
@@ -102,3 +105,17 @@ def test_a_budget_is_read_whole():
         session_move_cost=0.5,
         probes=0.01,
     )
+
+
+def test_an_objective_is_as_important_as_its_priority_says_in_its_pool_alone():
+    mine, others = {"name": "chat"}, {"name": "other"}
+    objectives = {
+        "gold": objective("gold", priority=10, poolRef=mine),
+        "batch": objective("batch", priority=-1, poolRef=mine),
+        "plain": objective("plain", poolRef=mine),
+        "foreign": objective("foreign", priority=99, poolRef=others),
+    }
+    told = world(pools=[pool()])
+    told = replace(told, objectives={Key(NAMESPACE, name): o for name, o in objectives.items()})
+
+    assert importance_of(told, pool()) == {"gold": 10, "batch": -1, "plain": 0}

@@ -22,6 +22,7 @@ import msgspec
 import yaml
 from leadsman.budget import Budget, BudgetError
 from leadsman.decide import decide
+from leadsman.lobby import Held
 from leadsman.prediction import Admitted, Decision
 from leadsman.route import same
 from leadsman.units import Seconds, WorkerId
@@ -120,6 +121,7 @@ def replay(
         candidates = candidates_of(row, errors)
         known = [one for one in candidates.workers if isinstance(one, KnownWorker)]
         decision = decide(row.as_request(), candidates, budget, row.at, NoChance(SEED))
+        assert not isinstance(decision, Held), "nobody holds here"
         _compare(compared, row, decision, guessed=any(one.guessed for one in known))
     return compared
 

@@ -4,9 +4,11 @@ Wrapped around a run's picker and its keeper; everything else stays as it is. `t
 clock's as it is now, moved by virtual seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from leadsman.lobby import Held, Settled
 from leadsman.prediction import Decision, Refused
 from leadsman.records import Record
 from leadsman.request import Request
@@ -24,8 +26,16 @@ class Picks(Protocol):
         """Take in a record of fleet state."""
         ...
 
-    def decide(self, request: Request, now: Seconds) -> Decision:
-        """Admit the request on one worker, or refuse it."""
+    def decide(self, request: Request, now: Seconds) -> Decision | Held:
+        """Admit the request on one worker, hold it, or refuse it."""
+        ...
+
+    def next_turn(self) -> Seconds | None:
+        """Say when a turn is due; None while nobody is held."""
+        ...
+
+    def turn(self, now: Seconds) -> Sequence[Settled]:
+        """Decide on those that are held, where it is their turn."""
         ...
 
     def wants_witness(self, worker: WorkerId) -> bool:
@@ -45,11 +55,23 @@ class Recorded:
         """Take in a record of fleet state."""
         self.picker.apply(record, now)
 
-    def decide(self, request: Request, now: Seconds) -> Decision:
-        """Decide, and record it."""
+    def decide(self, request: Request, now: Seconds) -> Decision | Held:
+        """Decide, and record it; who is held is recorded at its turn."""
         decision = self.picker.decide(request, now)
-        self.outcomes.decided(request, decision, now)
+        if not isinstance(decision, Held):
+            self.outcomes.decided(request, decision, now)
         return decision
+
+    def next_turn(self) -> Seconds | None:
+        """Say when a turn is due; None while nobody is held."""
+        return self.picker.next_turn()
+
+    def turn(self, now: Seconds) -> Sequence[Settled]:
+        """Settle those whose turn it is, and record it."""
+        settled = self.picker.turn(now)
+        for one in settled:
+            self.outcomes.decided(one.request, one.decision, now)
+        return settled
 
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""

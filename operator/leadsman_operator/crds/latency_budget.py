@@ -158,6 +158,14 @@ class LatencyBudgetSpec(Part, frozen=True, kw_only=True):
     session_idle: Annotated[
         PositiveDuration, Meta(description="A session without a call for so long is over.")
     ] = "1m"
+    hold: Annotated[
+        PositiveDuration | None,
+        Meta(
+            description="Longest time for which a request is held until a worker is nearly free,"
+            " rather than stand in an engine's queue. No longer than the picker's longest_hold."
+            " Absent: none is held."
+        ),
+    ] = None
 
 
 class PoolStatus(Part, frozen=True, kw_only=True):
