@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from leadsman.grade import Cell
 from leadsman.units import Seconds, Tokens
 
+from leadsman_bench.seeing.refusals import Judged, judge_refusals
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
@@ -220,7 +222,10 @@ class Worst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that is printed. groups: by kind of group, then by name, in the order to show them in."""
+    """All that is printed. groups: by kind of group, then by name, in the order to show them in.
+
+    hindsight: what was refused; probed: what was let in although refused.
+    """
 
     rows: int
     requests: float
@@ -228,6 +233,8 @@ class Report:
     set_aside: float
     span: Seconds
     refused: Mapping[str, int]
+    hindsight: Judged
+    probed: Judged
     all: Group | None
     groups: Mapping[str, Mapping[str, Group]]
     reuse: tuple[Reuse, ...]
@@ -244,7 +251,10 @@ class Asked:
     worst: int = 8
 
 
-def grade(database: "DuckDBPyConnection", asked: Asked) -> Report:
+EVERYTHING: Final = Asked()
+
+
+def grade(database: "DuckDBPyConnection", asked: Asked = EVERYTHING) -> Report:
     """Grade what was recorded."""
     _restrict(database, asked)
     [ended] = database.execute(_ENDED).fetchall()
@@ -256,6 +266,7 @@ def grade(database: "DuckDBPyConnection", asked: Asked) -> Report:
     database.execute(_BINNED, {"first": start, "width": width, "least": LEAST, "bin": log(BIN)})
     everyone, groups = _groups(database, lambda hour: _moment(hour, start, width))
     middle = {"middle": (first + last) / 2}
+    hindsight, probed = judge_refusals(database)
     return Report(
         rows=rows,
         requests=requests or 0.0,
@@ -263,6 +274,8 @@ def grade(database: "DuckDBPyConnection", asked: Asked) -> Report:
         set_aside=set_aside or 0.0,
         span=last - first,
         refused=dict(database.execute(_REFUSED).fetchall()),
+        hindsight=hindsight,
+        probed=probed,
         all=everyone,
         groups=groups,
         reuse=tuple(Reuse(*row) for row in database.execute(_REUSE).fetchall()),

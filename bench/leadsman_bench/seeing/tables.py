@@ -9,6 +9,7 @@ from leadsman_extproc.explaining import seconds
 
 from leadsman_bench.report import Line, at_least, at_most, percent, table
 from leadsman_bench.seeing.grade import Drift, Group, Report, Reuse, Worst
+from leadsman_bench.seeing.refusals import Judged
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +82,24 @@ def _lines(report: Report) -> list[Line]:
         at_most("cache estimates that differed", all_.cache_mismatch, 0.01),
         at_most("underpredicted, of those with a bound", all_.share(Cell.UNDERPREDICTED), 0.02),
         at_most("false alarms, of those with a bound", all_.share(Cell.FALSE_ALARM), 0.02),
+        *_judged("by hindsight", report.hindsight),
+        *_judged("let in to see", report.probed),
     ]
+
+
+def _judged(how: str, judged: Judged) -> list[Line]:
+    if not judged.asked:
+        return []
+    line = at_most(f"false alarms, of refusals {how}", judged.share, 0.02)
+    return [
+        line,
+        Line(what="  at 95 %", value=_interval(judged.interval)),
+        Line(what="  of which it is not known", value=f"{judged.asked - judged.known:,}"),
+    ]
+
+
+def _interval(found: tuple[float, float] | None) -> str:
+    return "-" if found is None else f"{100 * found[0]:.1f} to {100 * found[1]:.1f} %"
 
 
 def _errors(group: Group) -> str:
