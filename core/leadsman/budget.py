@@ -106,6 +106,11 @@ class Budget:
         """Whether it bounds requests that bring no bound of their own."""
         return not (self.max_queue_wait is None and self.ttft is None and self.overload is None)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether its rules remember whom they let in: other pickers are told."""
+        return self.unit != "request" or self.shares is not None or self.policy != "predicted_wait"
+
     def status(self, reason: Reason) -> int:
         """HTTP status of a refusal for this reason."""
         return self.statuses.get(reason, STATUSES[reason])

@@ -8,6 +8,7 @@ fallback, and is told to `on_fault` every time: whoever counts and logs is no pa
 A budget whose rules remember nothing has no gate at all, and costs nothing.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
@@ -19,7 +20,7 @@ from leadsman.policies import BUILT_IN
 from leadsman.policies.plain import PredictedWait
 from leadsman.policy import Fallback, Policy, PolicyError, SignalLostError
 from leadsman.prediction import Admitted, Reason
-from leadsman.records import Ended, Record
+from leadsman.records import Ended, Granted, Record
 from leadsman.request import Request
 from leadsman.route import Choice
 from leadsman.sessions import Sessions
@@ -29,6 +30,9 @@ from leadsman.units import BlockKey, Seconds
 
 RETRY: Final[Seconds] = 2.0
 """When to come back after a policy that fails closed has failed."""
+
+KEPT: Final[Seconds] = 600.0
+"""For which rules are remembered that nobody asks: a budget that was edited has other ones."""
 
 MOST_BUDGETS = 1024
 """Budgets whose gate is found without comparing rules; each declaration makes new ones."""
@@ -53,6 +57,9 @@ class Gate:
 
     def __init__(self, policy: Policy, budget: Budget, on_fault: Callable[[Fault], None]) -> None:
         self.policy = policy
+        self.name = budget.name
+        self.idle = max(KEPT, budget.session_idle)
+        self.asked_at: Seconds = -math.inf
         self.shares = None
         if budget.shares is not None or budget.unit == "tenant":
             self.shares = Shares(budget.shares or {})
@@ -65,6 +72,7 @@ class Gate:
         self, family: BlockKey | None, soundings: Soundings, choice: Choice, budget: Budget
     ) -> Choice | Excess:
         """Judge one request. family: names the conversation that its prompt goes on from."""
+        self.asked_at = soundings.now
         verdict = self._judge(soundings, choice, budget)
         if self.shares is not None:
             verdict = self.shares.admit(verdict, soundings, budget)
@@ -113,11 +121,21 @@ class Gate:
         """Take in a record of the fleet."""
         if self.policy.watches:
             self.policy.saw(record, now)
+        if isinstance(record, Granted) and record.budget == self.name:
+            self._heard(record, now)
         if isinstance(record, Ended):
             if self.shares is not None:
                 self.shares.ended(record.request, record.completion_tokens, now)
             if self.sessions is not None:
                 self.sessions.ended(record.request, now)
+
+    def _heard(self, granted: Granted, now: Seconds) -> None:
+        """Count what another picker let in by this budget."""
+        if self.shares is not None:
+            uncached = granted.prompt_tokens - (granted.cached_tokens or 0)
+            self.shares.heard(granted.request, granted.tenant, uncached, now)
+        if self.sessions is not None and granted.session is not None:
+            self.sessions.heard(granted.session, granted.request, now)
 
 
 def session_of(request: Request, family: BlockKey | None) -> str | None:
@@ -131,7 +149,7 @@ class Gates:
     """The gates of all budgets, each made when its first request comes.
 
     kinds: the policies that there are, by name. A budget that is declared again with the same rules
-    keeps its gate, and with it what was learned.
+    keeps its gate, and with it what was learned; one that nobody has asked for long is forgotten.
     """
 
     def __init__(
@@ -143,6 +161,10 @@ class Gates:
         self._on_fault = on_fault
         self._gates: dict[Rules, Gate | None] = {}
         self._of: dict[int, tuple[Budget, Gate | None]] = {}
+        self._swept_at: Seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._gates)
 
     def policy(self, budget: Budget) -> Policy:
         """Make a budget's policy. Raises PolicyError where it cannot be made."""
@@ -162,8 +184,9 @@ class Gates:
             return known[1]
         rules = _rules(budget)
         if rules not in self._gates:
-            gate = None if _is_plain(budget) else Gate(self._made(budget), budget, self._on_fault)
-            self._gates[rules] = gate
+            makes = budget.remembers
+            made = Gate(self._made(budget), budget, self._on_fault) if makes else None
+            self._gates[rules] = made
         if len(self._of) >= MOST_BUDGETS:
             self._of.clear()
         self._of[id(budget)] = budget, self._gates[rules]
@@ -181,6 +204,21 @@ class Gates:
         for gate in self._gates.values():
             if gate is not None:
                 gate.saw(record, now)
+        if now - self._swept_at > KEPT / 10:
+            self._sweep(now)
+
+    def _sweep(self, now: Seconds) -> None:
+        """Forget the gates that nobody has asked for long; one not asked yet is new."""
+        self._swept_at = now
+        quiet = [
+            rules
+            for rules, gate in self._gates.items()
+            if gate is not None and -math.inf < gate.asked_at < now - gate.idle
+        ]
+        for rules in quiet:
+            del self._gates[rules]
+        if quiet:
+            self._of.clear()
 
     def plans(self, now: Seconds) -> Sequence[Plan]:
         """List the work that is due and too long for a decision: see `Policy.plan`."""
@@ -197,12 +235,6 @@ def lacking(policy: Policy, workers: Iterable[Candidate], now: Seconds) -> froze
     asked = (policy.needs & REPORTED) - {Signal.HIT_RATE}
     had = {one for one in asked for worker in workers if worker.read(one, now) is not None}
     return frozenset(asked - had)
-
-
-def _is_plain(budget: Budget) -> bool:
-    return (
-        budget.policy == PredictedWait.name and budget.unit == "request" and budget.shares is None
-    )
 
 
 def _rules(budget: Budget) -> Rules:

@@ -140,7 +140,11 @@ class LoadSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """A picker sent a request to a worker; `keys` are those of the worker's block size."""
+    """A picker sent a request to a worker; `keys` are those of the worker's block size.
+
+    budget: whose rules let it in; None where they remember nothing. tenant, session: whom that
+    budget's shares, or sessions, count it for. cached_tokens: what it was to find.
+    """
 
     worker: WorkerId
     request: RequestId
@@ -151,6 +155,10 @@ class Granted:
     priority: int
     predicted_ttft: Seconds | None
     reads_cache: bool = True
+    budget: str | None = None
+    tenant: str | None = None
+    session: str | None = None
+    cached_tokens: Tokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

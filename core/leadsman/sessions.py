@@ -153,6 +153,15 @@ class Sessions:
             visit.running += 1
             self._calls[request] = session
 
+    def heard(self, session: str, request: RequestId, now: Seconds) -> None:
+        """Note a call that another picker let in: its session is in here as well."""
+        if request in self._calls:
+            return
+        visit = self._in.setdefault(session, Visit(since=now, last=now))
+        visit.calls, visit.last = visit.calls + 1, now
+        self._told.pop(session, None)
+        self.sent(session, request)
+
     def ended(self, request: RequestId, now: Seconds) -> None:
         """Note that a call is over."""
         visit = self._in.get(self._calls.pop(request, ""))

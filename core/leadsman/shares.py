@@ -139,6 +139,16 @@ class Shares:
         self._open[request] = name
         self._accounts.setdefault(name, Account(asked_at=now)).charge(uncached, now)
 
+    def heard(self, request: RequestId, tenant: str | None, uncached: Tokens, now: Seconds) -> None:
+        """Charge what another picker admitted; what was charged here already is not charged again.
+
+        Who asks there asks for a share here.
+        """
+        if request not in self._open:
+            self.sent(request, tenant, uncached, now)
+            account = self._accounts[tenant or NOBODY]
+            account.asked_at = max(account.asked_at, now)
+
     def ended(self, request: RequestId, answer: Tokens | None, now: Seconds) -> None:
         """Charge its answer."""
         account = self._accounts.get(self._open.pop(request, "\0"))

@@ -144,6 +144,9 @@ class Grants:
 def granted(grant: Grant, block_size: Tokens | None, now: Seconds) -> Granted:
     """Say a grant as the record that reserves its work, with the keys of this block size."""
     request, prediction = grant.request, grant.admitted.prediction
+    budget = grant.admitted.budget
+    if budget is not None and not budget.remembers:
+        budget = None
     stayed = prediction is not None and prediction.worker == grant.worker
     return Granted(
         worker=grant.worker,
@@ -155,6 +158,10 @@ def granted(grant: Grant, block_size: Tokens | None, now: Seconds) -> Granted:
         priority=request.priority,
         predicted_ttft=prediction.price.ttft if prediction and stayed else None,
         reads_cache=request.reads_cache,
+        budget=None if budget is None else budget.name,
+        tenant=None if budget is None else request.tenant,
+        session=None if budget is None else request.session,
+        cached_tokens=prediction.price.cached_tokens if budget and prediction else None,
     )
 
 

@@ -279,7 +279,7 @@ class LoadSample(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., at: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., prefix_hits: _Optional[float] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("worker", "request", "at", "prompt_tokens", "keys", "max_tokens", "priority", "predicted_ttft", "reads_cache")
+    __slots__ = ("worker", "request", "at", "prompt_tokens", "keys", "max_tokens", "priority", "predicted_ttft", "reads_cache", "budget", "tenant", "session", "cached_tokens")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +289,10 @@ class Granted(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TTFT_FIELD_NUMBER: _ClassVar[int]
     READS_CACHE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     request: str
     at: float
@@ -298,7 +302,11 @@ class Granted(_message.Message):
     priority: int
     predicted_ttft: float
     reads_cache: bool
-    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., predicted_ttft: _Optional[float] = ..., reads_cache: _Optional[bool] = ...) -> None: ...
+    budget: str
+    tenant: str
+    session: str
+    cached_tokens: int
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., predicted_ttft: _Optional[float] = ..., reads_cache: _Optional[bool] = ..., budget: _Optional[str] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TokensSeen(_message.Message):
     __slots__ = ("worker", "request", "at", "tokens")
