@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from leadsman.budget import BudgetError
+from leadsman.budget import Budget, BudgetError
+from leadsman.policies import BUILT_IN
 from leadsman.records import WorkerSeen
 
 from leadsman_operator.crds.engine_profile import (
@@ -111,10 +112,25 @@ def profile_status(one: EngineProfile, views: Views, now: str) -> EngineProfileS
 
 
 def _accepted(one: LatencyBudget) -> _Verdict:
-    problem = read_budget(one)
-    if isinstance(problem, BudgetError):
-        return _Verdict("Accepted", False, "Invalid", str(problem))
+    read = read_budget(one)
+    if isinstance(read, BudgetError):
+        return _Verdict("Accepted", False, "Invalid", f"It is not applied: {read}.")
+    problem = _of_policy(read.budget)
+    if problem is not None:
+        message = f"Policy {one.spec.policy}: {problem}; predicted_wait decides in its place."
+        return _Verdict("Accepted", False, "InvalidPolicy", message)
     return _Verdict("Accepted", True, "Accepted", "It can be applied.")
+
+
+def _of_policy(budget: Budget) -> str | None:
+    """Say why a budget's policy cannot be made; one that only a picker knows it may know how to."""
+    kind = BUILT_IN.get(budget.policy)
+    try:
+        if kind is not None:
+            kind.made(budget.parameters)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _resolved(one: LatencyBudget, world: World) -> _Verdict:

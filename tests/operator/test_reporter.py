@@ -83,16 +83,50 @@ async def test_what_is_empty_is_written_too_so_that_nothing_old_stays(cluster, r
     assert cluster.statuses[path("latencybudgets", "b")]["pools"] == []
 
 
-async def test_an_event_is_posted_once_for_each_time_of_trouble(cluster, reporter):
+async def test_an_event_is_posted_for_each_cause_once_for_each_time_of_trouble(cluster, reporter):
     there = with_statuses(cluster)
-    for problem in ("gone", "still gone", None, "gone again"):
+    for problem in ("gone", "mute", "gone", None, "gone"):
         await reporter.tell(there, views_of(there, {ENGINE: problem} if problem else {}))
 
     said = [(event["involvedObject"]["name"], event["message"]) for event in cluster.events]
     assert said == [
         ("a", f"{ENGINE} takes no requests: gone"),
-        ("a", f"{ENGINE} takes no requests: gone again"),
+        ("a", f"{ENGINE} takes no requests: mute"),
+        ("a", f"{ENGINE} takes no requests: gone"),
     ]
+
+
+async def test_causes_without_end_get_an_end_of_events(cluster, reporter):
+    there = with_statuses(cluster)
+    for number in range(20):
+        await reporter.tell(there, views_of(there, {ENGINE: f"gone {number}"}))
+
+    assert len(cluster.events) < 5
+
+
+async def test_an_event_that_could_not_be_posted_is_posted_later(cluster, reporter):
+    there = with_statuses(cluster)
+    cluster.error = ApiError(503, "not now")
+    await reporter.tell(there, views_of(there, {ENGINE: "gone"}))
+    cluster.error = None
+    await reporter.tell(there, views_of(there, {ENGINE: "gone"}))
+
+    assert [event["involvedObject"]["name"] for event in cluster.events] == ["a"]
+
+
+async def test_a_budget_that_cannot_be_applied_is_told_in_an_event_of_its_own(cluster, reporter):
+    wrong = {"confidence": 1.0}
+    there = world(pools=[pool()], budgets=[budget("wrong", **wrong), budget("right")])
+    for _ in range(2):
+        await reporter.tell(there, views_of(there))
+
+    [event] = cluster.events
+    status = cluster.statuses[path("latencybudgets", "wrong")]
+    [accepted] = [one for one in status["conditions"] if one["type"] == "Accepted"]
+    assert event["involvedObject"]["kind"] == "LatencyBudget"
+    assert event["involvedObject"]["name"] == "wrong"
+    assert event["reason"] == accepted["reason"]
+    assert accepted["message"] in event["message"]
 
 
 async def test_where_the_api_server_will_not_the_rest_is_still_tried(cluster, reporter, caplog):

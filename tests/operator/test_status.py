@@ -94,6 +94,24 @@ def test_a_budget_that_no_request_can_fall_under_says_which_one_takes_them():
 @pytest.mark.parametrize(
     ("spec", "reason", "said"),
     [
+        ({"confidence": 1.0}, "Invalid", "confidence"),
+        ({"policy": "queue_cap", "parameters": {"limt": 1.0}}, "InvalidPolicy", "limt"),
+        ({"policy": "ours_alone", "parameters": {"most": 1.0}}, "Accepted", ""),
+    ],
+)
+def test_a_budget_that_cannot_be_applied_as_it_is_written_says_why(spec, reason, said):
+    there = world(pools=[pool()], budgets=[budget("b", **spec)])
+
+    _, conditions = told(there, "b")
+
+    accepted = conditions["Accepted"]
+    assert (accepted.reason, accepted.status == "True") == (reason, reason == "Accepted")
+    assert said in accepted.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "said"),
+    [
         ({"poolRef": {"name": "cht"}}, "PoolNotFound", "no InferencePool 'cht' in namespace"),
         ({"match": {"objectives": ["gold", "lead"]}}, "ObjectiveNotFound", "Objective lead in"),
     ],
