@@ -164,11 +164,12 @@ class Stage:
 class Follower:
     """What one picker hears of a pool."""
 
-    def __init__(self, address, pool):
+    def __init__(self, address, pool, name):
         self.workers = {}
+        self.lessons = {}
         self.gone = []
         self.state = FleetState()
-        target = Target(address=address, replica="test", pool=pool)
+        target = Target(address=address, replica=name, pool=pool)
         timing = ClientTiming(linger=0.0, retry=0.2)
         self.client = FleetClient(target, self._hear, timing=timing)
 
@@ -180,6 +181,8 @@ class Follower:
             case WorkerGone():
                 self.gone.append(record.worker)
                 del self.workers[record.worker]
+            case Learned():
+                self.lessons[record.worker] = record
 
     @property
     def budgets(self):
@@ -197,9 +200,9 @@ class Follower:
 
 
 @contextlib.asynccontextmanager
-async def following(address, pool) -> AsyncIterator[Follower]:
+async def following(address, pool, name="test") -> AsyncIterator[Follower]:
     """Follow a pool by its stream, until left."""
-    follower = Follower(address, pool)
+    follower = Follower(address, pool, name)
     task = asyncio.create_task(follower.client.run())
     try:
         yield follower

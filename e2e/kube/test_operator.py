@@ -1,9 +1,12 @@
 import asyncio
+import contextlib
 import os
 import signal
 
 import aiohttp
 import pytest
+from leadsman.curve import fingerprint
+from leadsman.records import Learned
 from leadsman_bench.envoy import running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig
 from leadsman_engines.discovery import discover
@@ -14,7 +17,7 @@ from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, profile
 from .stage import Stage, blocks, following, until
 
 EVENTS = "/api/v1/namespaces/{}/events"
-OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/{}/inferenceobjectives"
+OBJECTIVES = "/apis/{}/v1alpha2/namespaces/{}/inferenceobjectives"
 
 
 @pytest.fixture
@@ -142,6 +145,71 @@ async def test_an_engine_in_trouble_is_told_with_its_pod_and_the_cause(serving):
     await until(lambda: reachable()["status"] == "True", reachable)
 
 
+async def test_a_budget_that_cannot_be_applied_as_it_is_written_is_told_with_the_cause(serving):
+    wrong = {"policy": "queue_cap", "parameters": {"limt": 2.0}}
+    create(serving.plane, budgets(serving), budget("wrong", **wrong))
+    serving.operator()
+
+    accepted = lambda: conditions(serving.get(f"{budgets(serving)}/wrong")).get("Accepted", {})
+    await until(lambda: accepted().get("reason") == "InvalidPolicy", accepted)
+    events = lambda: serving.get(EVENTS.format(serving.namespace))["items"]
+    await until(events)
+
+    [event] = events()
+    assert (event["involvedObject"]["kind"], event["involvedObject"]["name"]) == (
+        "LatencyBudget",
+        "wrong",
+    )
+    assert "limt" in event["message"]
+    assert "limt" in accepted()["message"]
+
+
+async def test_an_operator_serves_the_namespaces_that_it_is_told_and_no_other(
+    stage, plane, running, tmp_path
+):
+    names = [stage.namespace, *(f"{stage.namespace}-{name}" for name in ("also", "not"))]
+    stages = [stage, *(Stage(plane, name, running, tmp_path) for name in names[1:])]
+    for one in stages:
+        if one is not stage:
+            create(plane, "/api/v1/namespaces", {"metadata": {"name": one.namespace}})
+        one.pod("first", one.engine())
+        create(plane, POOLS.format(one.namespace), pool("chat", {"app": "chat"}, one.port))
+    address = stage.operator("operator", "--namespace", names[1])
+
+    async with contextlib.AsyncExitStack() as stack:
+        fleets = [await stack.enter_async_context(following(address, chat(one))) for one in stages]
+        await until(lambda: all(one.readiness() for one in fleets[:2]))
+
+        assert [len(one.readiness()) for one in fleets] == [1, 1, 0]
+
+
+async def test_what_was_learned_outlives_everybody_who_learned_it(serving):
+    first, second = serving.engine(), serving.engine()
+    serving.pod("first", first)
+    lessons = ["--lessons", f"{serving.namespace}/lessons"]
+    samples = tuple((tokens, tokens / 1000) for tokens in range(100, 6000, 100))
+    address = serving.operator("first-operator", *lessons)
+    async with (
+        following(address, chat(serving), "teacher") as teacher,
+        following(address, chat(serving), "learner") as learner,
+    ):
+        await until(teacher.readiness)
+        [worker] = teacher.workers.values()
+        known = fingerprint(worker.settings)
+        teacher.client.report(Learned(worker=worker.worker, fingerprint=known, samples=samples))
+        await until(lambda: learner.lessons)
+    serving.running.end("first-operator")
+    serving.running.end(f"engine-{first}-{serving.port}")
+    serving.delete(f"{PODS.format(serving.namespace)}/first", grace=0)
+
+    serving.pod("second", second)
+    async with following(serving.operator("second-operator", *lessons), chat(serving)) as fleet:
+        await until(lambda: fleet.lessons, lambda: fleet.workers)
+
+        [lesson] = fleet.lessons.values()
+        assert (lesson.worker, lesson.samples) == (f"{second}:{serving.port}", samples)
+
+
 async def test_what_is_not_ours_is_never_written(serving):
     serving.pod("first", serving.engine())
     create(serving.plane, budgets(serving), budget("everyone"))
@@ -186,7 +254,8 @@ async def test_a_status_is_written_only_when_it_changes(serving):
     assert after == between
 
 
-async def test_an_objective_that_a_budget_names_is_looked_for(serving):
+@pytest.mark.parametrize("group", ["llm-d.ai", "inference.networking.x-k8s.io"])
+async def test_an_objective_that_a_budget_names_is_looked_for(serving, group):
     create(serving.plane, budgets(serving), budget("gold", match={"objectives": ["gold"]}))
     serving.operator()
     resolved = lambda: conditions(serving.get(f"{budgets(serving)}/gold")).get("ResolvedRefs", {})
@@ -194,9 +263,9 @@ async def test_an_objective_that_a_budget_names_is_looked_for(serving):
 
     create(
         serving.plane,
-        OBJECTIVES.format(serving.namespace),
+        OBJECTIVES.format(group, serving.namespace),
         {
-            "apiVersion": "llm-d.ai/v1alpha2",
+            "apiVersion": f"{group}/v1alpha2",
             "kind": "InferenceObjective",
             "metadata": {"name": "gold"},
             "spec": {"priority": 1, "poolRef": {"name": "chat"}},

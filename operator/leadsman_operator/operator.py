@@ -27,12 +27,12 @@ from leadsman_fleet.state import FleetState
 from leadsman_operator.fleets import Fleets
 from leadsman_operator.kube import Api
 from leadsman_operator.lease import Candidate, Election
-from leadsman_operator.lessons import LessonBook, Lessons
+from leadsman_operator.lessons import Lessons
 from leadsman_operator.objects import Key
 from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.reporter import Reporter
 from leadsman_operator.settings import OperatorSettings
-from leadsman_operator.sharing import ENGINE_TIMEOUT, Sharing, book_of, reconcile
+from leadsman_operator.sharing import ENGINE_TIMEOUT, Sharing, book_of, keep, reconcile
 from leadsman_operator.standby import Standby
 from leadsman_operator.watching import Watching
 
@@ -136,7 +136,8 @@ class Operator:
                 tasks.create_task(reconcile(fleets, self.watching, timing.gather), name="reconcile")
                 tasks.create_task(self._report(fleets), name="report")
                 if book is not None:
-                    tasks.create_task(self._keep(book, fleets), name="lessons")
+                    kept = keep(book, fleets, self._may_write, timing.learn)
+                    tasks.create_task(kept, name="lessons")
 
     async def _recalled(self) -> dict[Key, FleetState]:
         """Ask pickers what they were told of the pools, for nobody else knows."""
@@ -164,14 +165,6 @@ class Operator:
             views = await fleets.read_stores(fleets.views())
             if self._may_write():
                 await reporter.tell(self.watching.world(), views)
-
-    async def _keep(self, book: LessonBook, fleets: Fleets) -> None:
-        is_unsaved = False
-        while True:
-            await asyncio.sleep(self.settings.timing.learn)
-            is_unsaved |= fleets.learn()
-            if is_unsaved and self._may_write() and await book.save(fleets.lessons):
-                is_unsaved = False
 
     @asynccontextmanager
     async def _health(self, address: str) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@ Every replica collects from its share, whatever its seat; what is written once, 
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -25,6 +26,9 @@ from leadsman_operator.table import Table
 from leadsman_operator.watching import Watching
 
 ENGINE_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+_LAST_WORDS: Final[Seconds] = 2.0
+"""How long an operator that ends waits for the API server to keep what was learned."""
+
 _RETAIN_EVERY: Final = 4
 """Turns of reporting between two looks for workers that are nobody's."""
 
@@ -41,6 +45,34 @@ async def reconcile(fleets: Fleets, watching: Watching, gather: Seconds) -> None
 def book_of(api: Api, settings: OperatorSettings) -> LessonBook | None:
     """Give where lessons are kept; None where they are not."""
     return None if settings.lessons is None else LessonBook(api=api, place=settings.lessons)
+
+
+async def keep(
+    book: LessonBook, fleets: Fleets, may_write: Callable[[], bool], every: Seconds
+) -> None:
+    """Keep what is learned from time to time, and once more in the end.
+
+    Whoever comes to write goes on from what others kept.
+    """
+    is_unsaved = has_written = False
+
+    async def save() -> None:
+        nonlocal is_unsaved, has_written
+        if may_write() and not has_written:
+            fleets.lessons = await book.load()
+        has_written = may_write()
+        is_unsaved |= fleets.learn()
+        if is_unsaved and has_written and await book.save(fleets.lessons):
+            is_unsaved = False
+
+    try:
+        while True:
+            await asyncio.sleep(every)
+            await save()
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS):
+                await save()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +106,8 @@ class Sharing:
                 tasks.create_task(reconcile(fleets, self.watching, timing.gather), name="reconcile")
                 tasks.create_task(self._report(fleets), name="report")
                 if book is not None:
-                    tasks.create_task(self._keep(book, fleets), name="lessons")
+                    kept = keep(book, fleets, lambda: fleets.leads, timing.learn)
+                    tasks.create_task(kept, name="lessons")
 
     async def _sit(self, fleets: SharedFleets) -> None:
         async def make_way(shares: Shares) -> None:
@@ -98,14 +131,3 @@ class Sharing:
                 await reporter.tell(self.watching.world(), views)
                 if turn % _RETAIN_EVERY == 0:
                     await fleets.retain()
-
-    async def _keep(self, book: LessonBook, fleets: SharedFleets) -> None:
-        """Keep what is learned while this replica leads, onto what others kept before."""
-        has_led = False
-        while True:
-            await asyncio.sleep(self.settings.timing.learn)
-            if fleets.leads and not has_led:
-                fleets.lessons = await book.load()
-            has_led = fleets.leads
-            if has_led and fleets.learn():
-                await book.save(fleets.lessons)
