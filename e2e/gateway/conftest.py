@@ -49,6 +49,7 @@ def values(one, *more_pools, **pickers):
             "replicas": replicas,
             "create": {"matchLabels": {"app": name}, "targetPorts": [8000]},
             "config": config,
+            "model": one.model,
         }
         for name, replicas in [("chat", 2), *more_pools]
     ]

@@ -2,7 +2,8 @@
 
 What bears on requests is done as a kubelet does it: a pod is ready by its readiness probe; one that
 is deleted gets SIGTERM at once, while its endpoints are being withdrawn, and SIGKILL after
-its grace; then it is gone. A container that ends is started again. ConfigMaps, Secrets and the
+its grace; then it is gone. A container that ends is started again, but in a pod that asks for no
+restart: that one has succeeded or failed. ConfigMaps, Secrets and the
 service account reach the process as files and environment. There are no images: the first word of
 a container's command is found by its image's name.
 
@@ -114,7 +115,7 @@ class Kubelet:
         elif running is None:
             self.pods[uid] = self._start(pod)
             self._tell(path, self.pods[uid])
-        elif CRASHED not in about.get("annotations", {}):
+        elif CRASHED not in about.get("annotations", {}) and _may_run(pod):
             self._watch(pod, path, running)
 
     def _start(self, pod: dict) -> Running:
@@ -177,7 +178,11 @@ class Kubelet:
         return list(self._get(f"/api/v1/namespaces/{namespace}/{kind}/{name}")["data"].items())
 
     def _watch(self, pod: dict, path: str, running: Running) -> None:
-        if running.process.poll() is not None:
+        status = running.process.poll()
+        if status is not None:
+            if pod["spec"].get("restartPolicy") == "Never":
+                self._tell(path, running, "Failed" if status else "Succeeded")
+                return
             running.process = self._container(pod, running.net, running.ip, running.folder)
             running.ready = False
             self._tell(path, running)
@@ -219,9 +224,9 @@ class Kubelet:
         gone.process.wait()
         self.network.leave(gone.net)
 
-    def _tell(self, path: str, running: Running) -> None:
+    def _tell(self, path: str, running: Running, phase: str = "Running") -> None:
         said = {
-            "phase": "Running",
+            "phase": phase,
             "podIP": running.ip,
             "podIPs": [{"ip": running.ip}],
             "conditions": [
@@ -260,6 +265,10 @@ class Kubelet:
         status, said = self.plane.ask(method, path, body, **more)
         assert status < 300 or status in (404, 409), (method, path, status, said)
         return said
+
+
+def _may_run(pod: dict) -> bool:
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def _pre_stop(pod: dict) -> float:
