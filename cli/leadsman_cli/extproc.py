@@ -9,7 +9,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,9 @@ import aiohttp
 import uvloop
 from leadsman_extproc.garbage import settle
 from leadsman_operator.manifest import ManifestError, read_manifest
+from leadsman_operator.objects import Key
 
+from leadsman_cli import stand_in
 from leadsman_cli.config import PickerConfig, load_models, policies
 from leadsman_cli.logs import log_as_json
 from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
@@ -36,21 +38,29 @@ def main(argv: Sequence[str]) -> int:
         default=os.environ.get("LEADSMAN_REDIS_URL"),
         help="host:port of the operator's fleet stream, or redis://host; or by LEADSMAN_REDIS_URL",
     )
-    add("--pool", required=True, help="NAMESPACE/NAME of the InferencePool")
+    add("--pool", help="NAMESPACE/NAME of the InferencePool")
     add("--config", type=Path, help="models, picker, budget; the secret also by LEADSMAN_SECRET")
     add("--conformance", action="store_true", help="heed the upstream conformance suite's headers")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
+    stand_in.add_options(parser)
     arguments = parser.parse_args(argv)
-    if not arguments.fleet:
-        parser.error("--fleet is needed where LEADSMAN_REDIS_URL is not set")
     log_as_json(arguments.log_level)
+    if arguments.conformance and arguments.pool_name and not arguments.fleet:
+        pool = Key(arguments.pool_namespace, arguments.pool_name)
+        return _run(stand_in.serve(pool, stand_in.settings_of(arguments)))
+    if not (arguments.fleet and arguments.pool):
+        parser.error("--pool is needed, and --fleet where LEADSMAN_REDIS_URL is not set")
     try:
         plan = plan_of(arguments.config, conformance=arguments.conformance)
     except (ManifestError, OSError) as error:
         print(f"leadsman extproc: {arguments.config}: {error}", file=sys.stderr)
         return 2
+    return _run(_serve(plan, (arguments.fleet, arguments.pool)))
+
+
+def _run(serving: Coroutine[None, None, None]) -> int:
     try:
-        uvloop.run(_serve(plan, (arguments.fleet, arguments.pool)))
+        uvloop.run(serving)
     except OSError as error:
         log.critical("cannot serve", extra={"error": str(error)})
         return 1
