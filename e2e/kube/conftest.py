@@ -130,6 +130,19 @@ def create(plane, path, body):
     return said
 
 
+def everything(plane):
+    """List all objects that there are, of every kind that can be listed, but Events."""
+    groups = plane.ask("GET", "/apis")[1]["groups"]
+    found = set()
+    for base in ["api/v1", *(f"apis/{one['preferredVersion']['groupVersion']}" for one in groups)]:
+        for kind in plane.ask("GET", f"/{base}")[1]["resources"]:
+            if "list" in kind["verbs"] and kind["kind"] != "Event":
+                items = plane.ask("GET", f"/{base}/{kind['name']}")[1]["items"]
+                about = [one["metadata"] for one in items]
+                found |= {(kind["kind"], one.get("namespace"), one["name"]) for one in about}
+    return found
+
+
 def budget(name, **spec):
     return {
         "apiVersion": "leadsman.dev/v1alpha1",

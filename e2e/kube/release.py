@@ -18,7 +18,7 @@ from itertools import count
 import yaml
 from leadsman_bench.processes import children, free_ports, leadsman
 
-from .conftest import PATIENCE, create, kubeconfig_of
+from .conftest import PATIENCE, create, everything, kubeconfig_of
 from .helm import CHART, Helm
 from .names import names
 from .probes import is_ready
@@ -158,12 +158,25 @@ class Release:
 
 @contextmanager
 def installed(helm_path, plane, folder, namespace, **values):
-    """Install the chart in a new namespace with a pool `chat`; gives the release, without pods."""
+    """Install the chart in a new namespace with a pool `chat`; gives the release, without pods.
+
+    Where all went well, it is uninstalled in the end, and of all that ran nothing may be left.
+    """
     create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
-    helm = Helm(helm_path, folder, kubeconfig_of(plane, folder, plane.token))
+    before = _outside_of_others(plane, namespace)
+    helm = Helm(helm_path, folder, plane.kubeconfig)
     with children(folder / "children") as running, names() as known:
         stage = Stage(plane, namespace, running, folder)
         made = {"matchLabels": LABELS, "targetPorts": [stage.port]}
         values |= {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
         helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
         yield Release(stage, known, "r")
+        helm.does("uninstall", "r", "--namespace", namespace)
+        assert _outside_of_others(plane, namespace) == before
+
+
+def _outside_of_others(plane, namespace):
+    """List all objects of a namespace but its pods, which are engines, and those of none."""
+    of_none = {one for one in everything(plane) if one[1] is None and one[0] != "Namespace"}
+    here = {one for one in everything(plane) if one[1] == namespace and one[0] != "Pod"}
+    return of_none | here

@@ -1,8 +1,9 @@
 """An installed release under a steady load, while all around it changes.
 
-One release for all of these tests: each leaves it as it found it. Whatever happens, every request
-is answered whole or refused with a reason, by an engine that is there, and afterwards no picker
-believes that anything is in flight. What the engines can do is learned from the load itself.
+One release for all of these tests but one, and each leaves it as it found it. Whatever happens,
+every request is answered whole or refused with a reason, by an engine that is there, and afterwards
+no picker believes that anything is in flight. What the engines can do is learned from the load
+itself.
 """
 
 import json
@@ -17,13 +18,16 @@ from leadsman_bench.envoy import running_envoy
 
 from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, within
 from .front import Front
+from .redis_server import RedisServer, needs_redis
 from .release import LABELS, installed
 from .traffic import steady
 
 pytestmark = pytest.mark.slow
 
 SPEED = ["--speed", "10"]
-AWAY = 30.0
+AWAY = float(os.environ.get("AWAY", "30"))
+"""For how many seconds the API server, or Redis, answers nobody."""
+
 PRE_STOP = 5.0
 """How long an engine's pod serves on after it was deleted, as operations.md asks."""
 
@@ -107,8 +111,29 @@ def _is_idle(engine):
 @pytest.fixture(scope="module")
 def site(helm_path, plane, tmp_path_factory):
     """The chart installed, its pods running, three engines, and an Envoy."""
-    folder = tmp_path_factory.mktemp("rollouts")
-    with installed(helm_path, plane, folder, "rollouts") as release:
+    with standing(helm_path, plane, tmp_path_factory.mktemp("rollouts"), "rollouts") as site:
+        yield site
+
+
+@pytest.fixture
+def redis(tmp_path):
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def site_by_redis(helm_path, plane, tmp_path, redis):
+    """The same, where a Redis carries fleet state."""
+    state = {"backend": "redis", "redis": {"url": redis.url}}
+    with standing(helm_path, plane, tmp_path, "rollouts-by-redis", state=state) as site:
+        yield site
+
+
+@contextmanager
+def standing(helm_path, plane, folder, namespace, **values):
+    with installed(helm_path, plane, folder, namespace, **values) as release:
         site = Site(release)
         for number in range(3):
             site.grow(f"engine-{number}")
@@ -167,6 +192,18 @@ def test_the_api_server_is_away(site):
             site.goes_on(traffic)
         finally:
             os.kill(site.stage.plane.pid, signal.SIGCONT)
+        fresh = site.grow("late")
+        site.takes_part(traffic, fresh)
+        site.shrink("late")
+
+
+@needs_redis
+def test_redis_is_away(site_by_redis, redis):
+    site = site_by_redis
+    with site.under_load() as traffic:
+        with redis.away():
+            time.sleep(AWAY)
+            site.goes_on(traffic)
         fresh = site.grow("late")
         site.takes_part(traffic, fresh)
         site.shrink("late")

@@ -2,7 +2,7 @@
 
 `FAILOVER_RUNS=5 pytest -s e2e/kube/test_split.py -k failover` prints how long nobody collected from
 what the killed replica had, and what became of the requests meanwhile. `REDIS_AWAY` is for how many
-seconds Redis answers nobody.
+seconds Redis answers nobody; test_rollouts has it away for half a minute.
 """
 
 import asyncio
