@@ -1,4 +1,4 @@
-"""The definitions of what the chart makes for others: gateways' policies, Prometheus' monitors.
+"""The definitions of what the chart makes for others: policies of gateways, Prometheus' monitors.
 
 They come with the others' Go modules, of which nothing is built.
 """
@@ -13,12 +13,19 @@ ENVOY_GATEWAY = (
     "v1.9.1",
     "charts/gateway-helm/charts/crds/crds/generated/gateway.envoyproxy.io_{}.yaml",
 )
+GATEWAY_API = (
+    "sigs.k8s.io/gateway-api",
+    "v1.6.0",
+    "config/crd/standard/gateway.networking.k8s.io_{}.yaml",
+)
 PROMETHEUS = (
     "github.com/prometheus-operator/prometheus-operator",
     "v0.85.0",
     "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml",
 )
 WANTED = {
+    "gatewayclasses": GATEWAY_API,
+    "gateways": GATEWAY_API,
     "destinationrules": ISTIO,
     "envoyextensionpolicies": ENVOY_GATEWAY,
     "backendtrafficpolicies": ENVOY_GATEWAY,

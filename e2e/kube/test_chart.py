@@ -3,12 +3,13 @@
 import base64
 import json
 import re
+from itertools import product
 
 import pytest
 import yaml
 from leadsman_operator.seats import SEATS
 
-from .conftest import ROOT, install, kubeconfig_of
+from .conftest import ROOT, everything, install, kubeconfig_of
 from .foreign_crds import foreign_crds
 from .helm import CHART, Helm
 
@@ -65,11 +66,51 @@ VALUES = {
     },
 }
 
+EVERY_KIND = {
+    "gateway": {"kind": "istio"},
+    "networkPolicy": {"enabled": True, "egress": True},
+    "serviceMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "dashboard": {"enabled": True},
+}
+TLS = {
+    "none": ("auto", "off", "picker-cert"),
+    "istio": ("auto", "off", "picker-cert"),
+    "envoy-gateway": ("auto", "picker-cert"),
+    "envoy-ai-gateway": ("auto", "picker-cert"),
+    "agentgateway": ("auto", "picker-cert"),
+    "standalone": ("auto",),
+}
+"""What each gateway can speak to pickers."""
+
+
+def combinations(namespace):
+    """Make the values of each combination of what decides which objects there are."""
+    yes_and_no = (True, False)
+    states = ({}, {"state": {"backend": "redis", "redis": {"url": "redis://h:1/0"}}})
+    for kind, few, one, state in product(TLS, yes_and_no, yes_and_no, states):
+        for tls in TLS[kind]:
+            routes = kind not in ("envoy-gateway", "standalone")
+            pool = POOL | TOKENIZED | {"model": "m", "replicas": 1 if one else 2}
+            pool |= {"route": {"gateway": "front"}} if routes else {}
+            pool |= {"routes": ["r", "s"]} if kind == "envoy-gateway" else {}
+            values = {
+                "pools": [pool, BARE],
+                "namespaces": [namespace] if few else [],
+                "operator": {"replicas": 1 if one else 2},
+                "pickers": {"tls": tls},
+            }
+            yield values | state | ({} if one else EVERY_KIND) | {"gateway": {"kind": kind}}
+
 
 def blocks(page):
     """Give the YAML that a page of the docs shows."""
-    found = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    found = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     return [yaml.safe_load(one) for one in found]
+
+
+DOCS = ROOT / "docs"
+PAGES = [DOCS / "guide.md", *sorted((DOCS / "gateways").glob("*.md"))]
 
 
 @pytest.fixture
@@ -90,29 +131,6 @@ def crowded(plane):
     return plane
 
 
-def all_of(plane, release):
-    """List what the API server holds of a release, as kind and name."""
-    found = []
-    for path in (
-        "/api/v1/serviceaccounts",
-        "/api/v1/services",
-        "/api/v1/configmaps",
-        "/api/v1/secrets",
-        "/apis/apps/v1/deployments",
-        "/apis/coordination.k8s.io/v1/leases",
-        "/apis/policy/v1/poddisruptionbudgets",
-        "/apis/rbac.authorization.k8s.io/v1/roles",
-        "/apis/rbac.authorization.k8s.io/v1/rolebindings",
-        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-        "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-        "/apis/inference.networking.k8s.io/v1/inferencepools",
-    ):
-        selector = f"?labelSelector=app.kubernetes.io/instance%3D{release}"
-        _, said = plane.ask("GET", path + selector)
-        found += [(said["kind"], one["metadata"]["name"]) for one in said["items"]]
-    return found
-
-
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_the_chart_is_sound_with_each_set_of_values(helm, values):
     said = helm.does("lint", "--strict", str(CHART), values=values)
@@ -124,27 +142,51 @@ def test_the_chart_is_sound_with_each_set_of_values(helm, values):
 def test_the_api_server_would_take_all_that_is_rendered(crowded, helm, namespace, values):
     values = json.loads(json.dumps(values).replace('"a", "b"', f'"{namespace}"'))
     for document in helm.rendered(values):
-        path = path_of(document, namespace)
-        document["metadata"].pop("namespace", None)
-
-        status, said = crowded.ask("POST", f"{path}?dryRun=All&fieldValidation=Strict", document)
-
-        assert status == 201, (document["kind"], said)
+        assert would_take(crowded, document, namespace)
 
 
-def test_the_values_that_the_guide_shows_make_what_it_speaks_of(helm):
-    [values] = [one for one in blocks("guide.md") if "pools" in one]
+@pytest.mark.slow
+def test_the_api_server_would_take_every_combination(crowded, helm, namespace):
+    seen = set()
+    for values in combinations(namespace):
+        for document in helm.rendered(values | {"secret": "fixed"}):
+            written = json.dumps(document, sort_keys=True)
+            if written not in seen:
+                seen.add(written)
+                assert would_take(crowded, document, namespace), values
 
-    rendered = {(one["kind"], one["metadata"]["name"]) for one in helm.rendered(values)}
+    assert len(seen) > len(VALUES)
 
-    assert {("InferencePool", "chat"), ("Service", "r-leadsman-chat")} <= rendered
+
+def would_take(plane, document, namespace):
+    """Put a document to the API server without leaving it there; fails with what it says."""
+    path = path_of(document, namespace)
+    document["metadata"].pop("namespace", None)
+    status, said = plane.ask("POST", f"{path}?dryRun=All&fieldValidation=Strict", document)
+    assert status == 201, (document["kind"], said)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_all_that_a_page_shows_is_taken_and_its_values_make_a_pool_with_pickers(
+    crowded, helm, namespace, page
+):
+    shown = blocks(page)
+    [values] = [one for one in shown if "pools" in one]
+
+    rendered = helm.rendered(values)
+
+    named = {(one["kind"], one["metadata"]["name"]) for one in rendered}
+    assert {("InferencePool", "chat"), ("Service", "r-leadsman-chat")} <= named
+    for document in [*rendered, *(one for one in shown if "kind" in one)]:
+        assert would_take(crowded, document, namespace)
 
 
 def path_of(document, namespace):
     version, plural = document["apiVersion"], document["kind"].lower() + "s"
-    plural = re.sub("ys$", "ies", plural)
+    plural = re.sub("([^aeiou])ys$", r"\1ies", re.sub("sss$", "sses", plural))
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    is_cluster_wide = document["kind"].startswith("Cluster")
+    is_cluster_wide = document["kind"].startswith(("Cluster", "GatewayClass"))
     return f"{base}/{plural}" if is_cluster_wide else f"{base}/namespaces/{namespace}/{plural}"
 
 
@@ -318,24 +360,32 @@ def test_where_redis_is_stays_in_a_secret(helm):
     assert not any("--fleet" in str(one["args"]) for one in containers)
 
 
-def test_a_release_lives_through_upgrade_and_rollback_and_leaves_nothing(cluster, plane, namespace):
+def test_a_release_lives_through_upgrade_and_rollback_and_leaves_nothing(
+    cluster, crowded, namespace
+):
     release, here = f"r-{namespace}", ["--namespace", namespace]
+    before = everything(crowded)
     cluster.does("install", release, str(CHART), *here, values={"pools": [POOL]})
-    installed = all_of(plane, release)
-    secret = _secret(plane, release)
+    installed = everything(crowded) - before
+    secret = _secret(crowded, release)
 
-    cluster.does("upgrade", release, str(CHART), *here, values={"pools": [POOL, BARE]})
-    upgraded = all_of(plane, release)
-    kept = _secret(plane, release)
+    cluster.does("upgrade", release, str(CHART), *here, values=EVERY_KIND | {"pools": [POOL, BARE]})
+    upgraded = everything(crowded) - before
+    kept = _secret(crowded, release)
     cluster.does("rollback", release, "1", *here)
-    back = all_of(plane, release)
+    back = everything(crowded) - before
     cluster.does("uninstall", release, *here)
 
-    assert ("InferencePoolList", "chat") in installed
-    assert {name for _, name in upgraded} > {name for _, name in installed}
+    assert ("InferencePool", namespace, "chat") in installed
+    assert {kind for kind, _, _ in upgraded} > {kind for kind, _, _ in installed}
     assert kept == secret
-    assert sorted(back) == sorted(installed)
-    assert all_of(plane, release) == []
+    assert _but_records(back) == _but_records(installed)
+    assert everything(crowded) == before
+
+
+def _but_records(objects):
+    """Leave out helm's own records, one of each revision."""
+    return {one for one in objects if not one[2].startswith("sh.helm.release.")}
 
 
 def _secret(plane, release):
