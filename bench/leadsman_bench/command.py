@@ -1,9 +1,10 @@
-"""`leadsman bench`: every number that the project claims, by five commands.
+"""`leadsman bench`: every number that the project claims, by six commands.
 
 simulate: predictions on a fleet in virtual time. policies: goodput of admission policies side by
 side, on the same. recorded: on recordings of a real engine.
 micro: speed and memory of the parts, each module of `leadsman_bench.micro` with its `measure()`.
 operator: how the operator keeps up in a cluster, by a real API server.
+page: how smoothly the live page is drawn, in a real browser.
 """
 
 import argparse
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
         "recorded": _recorded,
         "micro": micro,
         "operator": _operator,
+        "page": _page,
     }
     name = argv[0] if argv else "--help"
     if name in {"-h", "--help"}:
@@ -85,6 +87,12 @@ def _policies(argv: list[str]) -> int:
 
 def _recorded(argv: list[str]) -> int:
     return int(importlib.import_module("leadsman_bench.recorded").main(argv))
+
+
+def _page(argv: list[str]) -> int:
+    from leadsman_bench.seeing import frames
+
+    return frames.main(argv)
 
 
 def _operator(argv: list[str]) -> int:

@@ -60,7 +60,7 @@ class LivePicker:
         self, budget: Budget, rng: Random, policies: Mapping[str, type[Policy]] = BUILT_IN
     ) -> None:
         self.faults: Counter[str] = Counter()
-        self._fleet = Fleet(gates=Gates(policies, self._note))
+        self.fleet = Fleet(gates=Gates(policies, self._note))
         self._budget = budget
         self._rng = rng
         self._planned: list[tuple[Seconds, Plan]] = []
@@ -70,30 +70,30 @@ class LivePicker:
 
     def check(self) -> None:
         """Raise PolicyError where the budget's policy cannot be made."""
-        self._fleet.gates.policy(self._budget)
+        self.fleet.gates.policy(self._budget)
 
     def apply(self, record: Record, now: Seconds) -> None:
         """Take in a record of fleet state."""
-        self._fleet.apply(record, now)
+        self.fleet.apply(record, now)
 
     def decide(self, request: Request, now: Seconds) -> Decision | Held:
         """Admit the request on one worker, hold it, or refuse it."""
         while self._planned and self._planned[0][0] <= now:
             self._planned.pop(0)[1]()()
-        self._planned += [(now + PLANNING, plan) for plan in self._fleet.gates.plans(now)]
-        return self._fleet.decide(request, self._budget, now, self._rng)
+        self._planned += [(now + PLANNING, plan) for plan in self.fleet.gates.plans(now)]
+        return self.fleet.decide(request, self._budget, now, self._rng)
 
     def next_turn(self) -> Seconds | None:
         """Say when a turn is due; None while nobody is held."""
-        return self._fleet.next_turn()
+        return self.fleet.next_turn()
 
     def turn(self, now: Seconds) -> Sequence[Settled]:
         """Decide on those that are held, where it is their turn."""
-        return self._fleet.turn(now, self._rng)
+        return self.fleet.turn(now, self._rng)
 
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""
-        return self._fleet.wants_witness(worker)
+        return self.fleet.wants_witness(worker)
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from leadsman_operator.objects import Key
 from leadsman_cli import stand_in
 from leadsman_cli.config import PickerConfig, load_models, policies
 from leadsman_cli.logs import log_as_json
-from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker
+from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, follow, picker, show
 from leadsman_cli.signals import ToldToStop
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ async def _serve(plan: PickerPlan, target: tuple[str, str]) -> None:
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=ENGINE_TIMEOUT))
         parts = picker(plan, http, target)
         follower = follow(stack, parts)
+        await show(stack, parts, target[1])
         server = await stack.enter_async_context(parts.service.run())
         settle()
         log.info("serving", extra={"port": server.port, "pool": target[1]})

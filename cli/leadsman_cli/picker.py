@@ -22,12 +22,14 @@ from leadsman.units import Seconds, WorkerId
 from leadsman_extproc.comparing import Comparing
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.models import ServedModel
+from leadsman_extproc.page import Recent
 from leadsman_extproc.parity import Parity
 from leadsman_extproc.plugins import Faults
 from leadsman_extproc.reading import Reader
 from leadsman_extproc.serve import Service
 from leadsman_extproc.settings import Settings
 from leadsman_fleet.client import FleetClient, Target
+from leadsman_fleet.page import server as page
 from leadsman_fleet.replica import Replica
 
 from leadsman_cli.states import REDIS, redis_log
@@ -148,6 +150,25 @@ def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:
     begin(stack, _teach(parts.fleet, parts.client))
     begin(stack, _plan(parts.fleet))
     return follower
+
+
+async def show(stack: AsyncExitStack, parts: PickerParts, pool: str) -> int | None:
+    """Serve the live page until the stack ends; gives its port, None where none is wanted.
+
+    Raises OSError where its address cannot be had.
+    """
+    settings, recent = parts.service.settings, parts.service.keeps
+    if settings.page is None or not isinstance(recent, Recent):
+        return None
+    site = page.Site(
+        fleet=parts.fleet,
+        clock=parts.service.clock,
+        history=recent.history,
+        explain=recent.explain,
+        find=recent.find,
+    )
+    shown = page.Page(lambda: {pool: site}, settings.token)
+    return await stack.enter_async_context(page.serving(shown, settings.page))
 
 
 def _ready_endpoints(fleet: Fleet) -> Callable[[str], Collection[str]]:

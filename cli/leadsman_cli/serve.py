@@ -41,7 +41,7 @@ from leadsman_operator.manifest import ManifestError
 
 from leadsman_cli.config import Config, check_stores, policies, read_config
 from leadsman_cli.logs import log_as_json
-from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, begin, follow, picker
+from leadsman_cli.picker import ENGINE_TIMEOUT, PickerPlan, begin, follow, picker, show
 from leadsman_cli.signals import ToldToStop
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ class Running:
     server: Server
     fleet: Fleet
     fleet_ports: list[int]
+    page_port: int | None
     follower: asyncio.Task[None]
 
 
@@ -136,12 +137,14 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
         stack.push_async_callback(collectors.stop)
         await collectors.set(plan.endpoints)
         _follow_stores(stack, plan, around)
+        page_port = await show(stack, parts, published.pool)
         server = await stack.enter_async_context(parts.service.run())
         yield Running(
             service=parts.service,
             server=server,
             fleet=parts.fleet,
             fleet_ports=ports[1:],
+            page_port=page_port,
             follower=follower,
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 from leadsman.admit import admit
 from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Ints
-from leadsman.condition import Condition
+from leadsman.condition import Condition, Outlook
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
 from leadsman.decide import decide, give_up, place
 from leadsman.families import Families
@@ -212,6 +212,23 @@ class Fleet:
             )
             for name, state in list(self.workers.items())
         ]
+
+    def outlook(self, worker: WorkerId, now: Seconds) -> Outlook:
+        """Say what is queued and held at a worker that is there; takes a replay."""
+        state = self.workers[worker]
+        tiers = (GPU, *(name for name in state.lower.names if name != GPU))
+        return Outlook(
+            queue=state.queue(now),
+            in_flight=sum(not flight.is_ghost for flight in state.mirror.flights.values()),
+            slots=state.settings.max_num_seqs,
+            held=tuple((tier, self.index.blocks(worker, tier)) for tier in tiers),
+            room=state.settings.num_blocks,
+            block_size=state.settings.block_size,
+            samples=state.curves.samples,
+            curve_from=state.known.provenance,
+            weights=state.weights,
+            step_tokens=state.settings.max_num_batched_tokens,
+        )
 
     def in_flight(self) -> dict[WorkerId, int]:
         """Count the requests that are granted and not over by worker; any thread may ask."""

@@ -58,6 +58,9 @@ GUESS, CURVE, CALIBRATED = 0.003, 20.0, 25.0
 UNCAPPED: Tokens = 1 << 40
 """Tokens that an answer may have where nothing bounds it."""
 
+NOBODY = RequestId("")
+"""The name of a request that nobody made."""
+
 NEVER: Seconds = 1e6
 """Seconds of wait for a request that the engine can never admit."""
 
@@ -144,6 +147,14 @@ class WorkerState:
         price = self._price(request, self._as_granted(request, now), self.weights)
         self._last_wait = (now, 0.9 * price.queue_wait)
         return price
+
+    def queue(self, now: Seconds) -> Price:
+        """Say what a prompt of one token would meet; nothing that a decision reads is changed.
+
+        Moves the mirror to `now`.
+        """
+        least = Request(id=NOBODY, model=self.settings.model, prompt_tokens=1, arrived_at=now)
+        return self._price(least, self._as_granted(least, now), self.weights)
 
     def predict(self, price: Price, confidence: float, now: Seconds) -> Prediction:
         """Add to a price how far off it may be, and what it rests on."""

@@ -10,14 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from threading import Thread
+from typing import TYPE_CHECKING, Final, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from leadsman.condition import Condition
 from leadsman.prediction import Admitted, Prediction, Refused
 from leadsman.records import StoreSeen
 from leadsman.request import Request
 from leadsman.units import Seconds, Tokens, WorkerId
-from prometheus_client import CollectorRegistry, start_http_server
+from leadsman_fleet.page.access import is_allowed
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -28,6 +33,9 @@ from prometheus_client.registry import Collector
 
 from leadsman_extproc.grants import Grant
 from leadsman_extproc.histogram import TOKENS, WAITS, WORK, Histogram
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 Gauges: TypeAlias = Mapping[str, Callable[[], Mapping[WorkerId, int]]]
 """What each gauge of `IN_FLIGHT` stands at, by worker; asked from another thread."""
@@ -321,14 +329,35 @@ class Page(Collector):
         yield chunks
 
 
-class MetricsServer:
-    """Serves the page until closed; `port` is the one it got."""
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
 
-    def __init__(self, counts: Counts, port: int, gauges: Gauges | None = None) -> None:
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Log no requests."""
+
+
+class MetricsServer:
+    """Serves the page until closed; `port` is the one it got. token: a file, see `access`."""
+
+    def __init__(
+        self, counts: Counts, port: int, gauges: Gauges | None = None, token: Path | None = None
+    ) -> None:
         registry = CollectorRegistry()
         registry.register(Page(counts, gauges))
-        self._server, self._thread = start_http_server(port, registry=registry)
+        page: WSGIApplication = make_wsgi_app(registry)
+
+        def guarded(asked: "WSGIEnvironment", start: "StartResponse") -> Iterable[bytes]:
+            if is_allowed(asked.get("HTTP_AUTHORIZATION"), token):
+                return page(asked, start)
+            start("401 Unauthorized", [("WWW-Authenticate", 'Basic realm="Leadsman"')])
+            return [b"a token is needed\n"]
+
+        self._server = make_server("0.0.0.0", port, guarded, _Server, _Silent)  # noqa: S104
         self.port = int(self._server.server_port)
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop serving."""

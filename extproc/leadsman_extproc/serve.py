@@ -17,8 +17,10 @@ from leadsman.units import Seconds
 from leadsman_extproc.grants import Grant, Grants
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.outcomes import Outcomes
+from leadsman_extproc.page import Recent
 from leadsman_extproc.picking import Picking
-from leadsman_extproc.ports import BudgetFor, Picker, Reads
+from leadsman_extproc.ports import BudgetFor, Keeps, Picker, Reads
+from leadsman_extproc.rows import Hides
 from leadsman_extproc.server import Server, serving
 from leadsman_extproc.settings import Settings
 from leadsman_extproc.watch import Watching
@@ -48,6 +50,7 @@ class Service:
     grants: Grants = field(init=False)
     picking: Picking | None = None
     outcomes: Outcomes = field(init=False)
+    keeps: Keeps = field(init=False)
 
     def __post_init__(self) -> None:
         self.outcomes = Outcomes(
@@ -56,6 +59,10 @@ class Service:
             recording=self.settings.recording,
             key=self.secret,
         )
+        self.keeps = self.outcomes
+        if self.settings.page is not None:
+            hides = Hides(names=self.settings.recording.names, key=self.secret)
+            self.keeps = Recent(beside=self.outcomes, hides=hides)
         self.grants = Grants(emit=self._tell, on_end=self._end)
 
     def take(self, record: Record) -> None:
@@ -75,7 +82,7 @@ class Service:
             reads=self.reads,
             picker=self.fleet,
             budget_for=self.budget_for,
-            keeps=self.outcomes,
+            keeps=self.keeps,
             report=self.report,
             grants=self.grants,
             workers=self.workers,
@@ -99,7 +106,7 @@ class Service:
         self.report(record)
 
     def _end(self, grant: Grant) -> None:
-        self.outcomes.ended(grant)
+        self.keeps.ended(grant)
         request, prompt_tokens = grant.request, grant.usage.prompt_tokens
         if prompt_tokens and not request.tokens_are_exact:
             self.reads.learn(request.model, grant.body_size, prompt_tokens)

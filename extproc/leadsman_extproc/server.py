@@ -96,7 +96,9 @@ async def serving(
         metrics = None
         if settings.metrics_port is not None:
             gauges = {"grants": picking.grants.counted, "in_flight": picking.picker.in_flight}
-            metrics = MetricsServer(picking.counts, settings.metrics_port, gauges)
+            metrics = MetricsServer(
+                picking.counts, settings.metrics_port, gauges, token=settings.token
+            )
             stack.callback(metrics.close)
         tls = None
         if settings.tls is not None:

@@ -61,6 +61,8 @@ class Settings:
         it must stay below Envoy's message_timeout, or Envoy gives up.
     ends_early: end streams after the first token where that is safe; needs the access log.
         False on agentgateway, which answers 500 (agentgateway#3436).
+    page: `host:port` of the live page; None: there is none.
+    token: a file with what whoever asks for the metrics or the page has to know; None: nothing.
     journal: folder of decisions.jsonl and outcomes.jsonl; recording: what goes there, and how.
     fallbacks: endpoints named after the pick, for the gateway to try in order where it cannot reach
         it. 0: only the pick, as gateways need that take the header for one address (ORIGINAL_DST).
@@ -87,6 +89,8 @@ class Settings:
     conformance: bool = False
     drain: Seconds = 30.0
     metrics_port: int | None = None
+    page: str | None = None
+    token: Path | None = None
     journal: Path | None = None
     recording: Recording = field(default_factory=Recording)
     importance: Mapping[str, int] = field(default_factory=dict)

@@ -464,3 +464,30 @@ def test_a_model_that_nobody_serves_any_more_leaves_nothing_behind():
     assert not fleet._standings
     assert not fleet._returns
     assert not fleet._looks
+
+
+def test_looking_at_a_queue_changes_nothing_that_a_decision_reads():
+    def burst(*, looks):
+        fleet, found = fleet_of(A, B), []
+        for i in range(12):
+            now = 1.0 + i / 50
+            queues = [fleet.outlook(worker, now).queue.queue_wait for worker in (A, B) if looks]
+            decision = decide(fleet, ask(f"r{i}"), now)
+            found.append((decision.worker, decision.prediction.price.ttft))
+        return found, queues
+
+    blind, _ = burst(looks=False)
+    seen, queues = burst(looks=True)
+
+    assert seen == blind
+    assert min(queues) > 0
+
+
+def test_an_outlook_says_what_is_held_in_each_tier():
+    fleet = fleet_of(A)
+    fleet.apply(stored(A, keys(1, 5)), 1.0)
+
+    outlook = fleet.outlook(A, 1.0)
+
+    assert (outlook.held, outlook.room, outlook.in_flight) == ((("GPU", 5),), 50_000, 0)
+    assert len(outlook.samples) == 9

@@ -14,7 +14,7 @@ from leadsman.records import Record
 from leadsman.request import Request
 from leadsman.units import Seconds, WorkerId
 from leadsman_extproc.grants import Grant, Usage
-from leadsman_extproc.outcomes import Outcomes
+from leadsman_extproc.ports import Keeps
 
 from leadsman_bench.virtual import Keeper, Offer, Stream
 
@@ -49,7 +49,7 @@ class Recorded:
 
     picker: Picks
     keeper: Keeper
-    outcomes: Outcomes
+    outcomes: Keeps
 
     def apply(self, record: Record, now: Seconds) -> None:
         """Take in a record of fleet state."""
