@@ -41,6 +41,8 @@ class EngineSettings:
     `retention_interval`: how far apart the windows' states are that stay findable; 0 is only at a
     prompt's end and where prompts part, None is everywhere. `num_lookahead_tokens`: slots that a
     drafter with a cache of its own needs ahead. `is_eagle`: it drafts from the model's own states.
+    `aligns_chunks`: a prompt is cut where a block ends, since a hybrid model's state is kept there
+    (vLLM's mamba_cache_mode "align"); a window of 2 is then a state, of which a step needs one.
     `sglang` says that the engine is one, and how it is set: then a block is a page, `max_num_seqs`
     is max_running_requests, `max_num_batched_tokens` the most that one step computes of a prompt,
     and `async_scheduling` its overlap schedule.
@@ -66,6 +68,7 @@ class EngineSettings:
     num_speculative_tokens: Tokens = 0
     num_lookahead_tokens: Tokens = 0
     is_eagle: bool = False
+    aligns_chunks: bool = False
     hardware: str | None = None
     image: str | None = None
 

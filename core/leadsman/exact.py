@@ -16,8 +16,9 @@ from leadsman.copies import Copies
 from leadsman.engine import EngineSettings
 from leadsman.prefixes import Found, Prefixes, Row
 from leadsman.replay import Replay
-from leadsman.sequence import NOTHING, Hit, Seq
+from leadsman.sequence import NOTHING, Hit, Lookup, Seq, Step
 from leadsman.units import BlockKey, Blocks, RequestId, Tokens
+from leadsman.windows import STATE
 
 
 class Exact(Replay):
@@ -28,7 +29,7 @@ class Exact(Replay):
     """
 
     __slots__ = (
-        "_boundaries", "_drops", "_found", "_named", "_names_late", "_news", "_prefixes",
+        "_boundaries", "_drops", "_found", "_fresh", "_named", "_names_late", "_news", "_prefixes",
         "_tables", "copies", "key_of", "looks_ahead",
     )  # fmt: skip
 
@@ -48,6 +49,12 @@ class Exact(Replay):
         self._boundaries: dict[RequestId, Tokens] = {}
         self._found: dict[RequestId, Found] = {}
         self._news: dict[Seq, Tokens] = {}
+        self._fresh: set[tuple[int, BlockKey]] = set()
+
+    def step(self, lookup: Lookup) -> Step:
+        """See `Replay`."""
+        self._fresh.clear()
+        return super().step(lookup)
 
     def lookup(self, seq: Seq) -> Hit:
         """Look up what a request finds cached if it is admitted now."""
@@ -68,6 +75,21 @@ class Exact(Replay):
         return Hit(length * size, pinned)
 
     # -- blocks ----------------------------------------------------------------------------------
+
+    def _is_state(self, group: int) -> bool:
+        return self.settings.aligns_chunks and self.settings.windows[group] == STATE
+
+    def _parting(self, seq: Seq) -> Tokens:
+        return self._boundaries.get(seq.id, 0)
+
+    def _may_enter(self, seq: Seq, hit: Hit, n: Tokens, spare: Blocks) -> bool:
+        """See `Tables`. A state that is named in this step is not there before its end."""
+        if hit.tokens and self._fresh:
+            key = self.key_of(seq, hit.tokens // self.settings.block_size - 1)
+            groups = range(len(self.settings.windows))
+            if any((group, key) in self._fresh for group in groups):
+                return False
+        return super()._may_enter(seq, hit, n, spare)
 
     def _seat(self, seq: Seq, hit: Hit, n: Tokens) -> None:
         super()._seat(seq, hit, n)
@@ -90,7 +112,9 @@ class Exact(Replay):
         self._name(seq, min(seq.computed + seq.rejected + n, known), known)
 
     def _grow(self, seq: Seq, rows: Blocks) -> None:
-        for table in self._tables[seq.id]:
+        for group, table in enumerate(self._tables[seq.id]):
+            if self._is_state(group):
+                table.extend([None] * (rows - len(table) - 1))
             table.extend(self.copies.take(rows - len(table)))
         self.free = self.copies.free
 
@@ -138,6 +162,7 @@ class Exact(Replay):
         """Name the blocks that are full at `tokens`, of a sequence of which so many are known."""
         size, start = self.settings.block_size, self._named.get(seq.id, 0)
         full = min(tokens, known - self.looks_ahead) // size
+        self._renew(seq, full)
         if not self.settings.enable_prefix_caching or full <= start:
             return
         self._named[seq.id] = full
@@ -149,6 +174,16 @@ class Exact(Replay):
                 if place is not None and number in kept
             ]
             self.copies.name(group, filled)
+            if self._is_state(group):
+                self._fresh.update((group, key) for _, key in filled)
+
+    def _renew(self, seq: Seq, full: Blocks) -> None:
+        """Note that the state at a prompt's last whole block is not there before the step's end."""
+        if not self._rules.renews_states or full != (seq.prompt - 1) // self.settings.block_size:
+            return
+        for group, table in enumerate(self._tables[seq.id]):
+            if full and self._is_state(group) and table[full - 1] is not None:
+                self._fresh.add((group, self.key_of(seq, full - 1)))
 
     def _kept(self, seq: Seq, group: int, start: Blocks, full: Blocks) -> set[Blocks] | range:
         """Tell which of the blocks stay findable: of a window those that somebody may resume at."""

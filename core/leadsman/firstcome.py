@@ -47,6 +47,7 @@ def is_first_come(replay: Replay) -> bool:
         and replay.in_lockstep
         and settings.enable_chunked_prefill
         and settings.long_prefill_token_threshold is None
+        and not settings.aligns_chunks
         and max(settings.max_num_seqs, replay.slots_used) < settings.max_num_batched_tokens
         and len(replay.prefilling) <= 1
     )

@@ -18,7 +18,7 @@ and `vain`.
 
 What a sequence finds cached is asked at the moment of its admission, through `Lookup`.
 Ignored here: encoder budgets, LoRA slots, connectors, drafters with slots of their own in the
-budget, Mamba. What differs between versions is in `rules`.
+budget, drafts of models with states. What differs between versions is in `rules`.
 Source: vLLM 0.32 and 0.33, v1/core/sched/scheduler.py, Scheduler.schedule and update_from_output.
 """
 
@@ -166,7 +166,9 @@ class Replay(Skipping):
                 return 0
         if self._cut is not None:
             n = min(n, self._cut)
-        return 0 if n > left and not settings.enable_chunked_prefill else min(n, left)
+        if n > left and not settings.enable_chunked_prefill:
+            return 0
+        return self._aligned(seq, hit.tokens, min(n, left))
 
     def _enter(self, seq: Seq, hit: Hit, n: Tokens) -> None:
         if seq.cached is None:

@@ -21,19 +21,23 @@ class Rules:
         step is processed; else it does when the request is scheduled next.
     hashes_next: whether an EAGLE engine's block names cover the token behind the block; else what
         is found cached is cut by its last block.
+    renews_states: whether a state at a prompt's last whole block counts as named anew by each step
+        that goes on from it, so that who would find it waits for the step's end.
     """
 
     serves_on: bool
     names_drafted: bool
     hashes_next: bool
+    renews_states: bool
 
 
 VLLM: Final[dict[Release, Rules]] = {
-    (0, 0): Rules(serves_on=False, names_drafted=False, hashes_next=False),
-    (0, 33): Rules(serves_on=True, names_drafted=True, hashes_next=True),
+    (0, 0): Rules(serves_on=False, names_drafted=False, hashes_next=False, renews_states=True),
+    (0, 33): Rules(serves_on=True, names_drafted=True, hashes_next=True, renews_states=False),
 }
 """By the first version that has them. Source: vLLM 0.32 and 0.33, v1/core/sched/scheduler.py,
-schedule and update_from_output; config/vllm.py, num_hash_lookahead_tokens."""
+schedule and update_from_output; config/vllm.py, num_hash_lookahead_tokens; v1/core/
+single_type_kv_cache_manager.py, MambaManager._cache_partial_tail_block."""
 
 NEWEST_KNOWN: Final[Release] = (0, 33)
 

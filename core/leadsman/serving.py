@@ -45,6 +45,7 @@ class Serving(Line):
                 left -= 1
         for seq in self.prefilling:
             n = min(seq.target - seq.computed, left if self._cut is None else min(left, self._cut))
+            n = self._aligned(seq, seq.computed, n)
             if n > 0:
                 plan.append((seq, n))
                 need += self._blocks(seq.computed + n) - seq.blocks
@@ -110,7 +111,35 @@ class Serving(Line):
             return 0
         else:
             n = seq.target - seq.computed
-        return min(n, left if self._cut is None else min(left, self._cut))
+        n = min(n, left if self._cut is None else min(left, self._cut))
+        return self._aligned(seq, seq.computed, n)
+
+    def _aligned(self, seq: Seq, start: Tokens, n: Tokens) -> Tokens:
+        """Cut a chunk of a prompt where a state can be kept, if the engine does: 0 is none at all.
+
+        That is where a block ends, and first where prompts part or the last whole block before the
+        prompt's last token does. A block that no step can hold is computed in pieces.
+        Source: vLLM 0.33 v1/core/sched/scheduler.py, Scheduler._mamba_block_aligned_split.
+        """
+        settings, size = self.settings, self.settings.block_size
+        end, last = start + n, max(seq.prompt, seq.target - 1)
+        if not settings.aligns_chunks or start >= last or n <= 0:
+            return n
+        if end < last:
+            most = settings.max_num_batched_tokens
+            most = min(most, settings.long_prefill_token_threshold or most)
+            whole = end // size * size
+            if whole > start or size <= most:
+                end = whole
+        next_end = (start // size + 1) * size if start % size else 0
+        parting = self._parting(seq)
+        parting = start + (parting - start) // size * size if start < parting < end else 0
+        stops = (next_end, (seq.target - 1) // size * size, parting)
+        return max(0, min([stop for stop in stops if start < stop < end], default=end) - start)
+
+    def _parting(self, _seq: Seq) -> Tokens:
+        """Say where a prompt parts from what others had, beyond what it found: 0 where unknown."""
+        return 0
 
     def _threshold(self, visible: Seconds) -> Tokens | None:
         """Give the most that one prompt gets of a step, where more than one request is there."""

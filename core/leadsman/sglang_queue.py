@@ -4,9 +4,9 @@
 prefix in the cache; but of several that have hardly any there and share one among themselves, all
 but the first wait behind everybody, to find it. With priorities, `fcfs` and `lof` go by them
 first. A prompt that is cached to its very end counts whole but for its last token, though it will
-find a page less; only one that a request in flight shares to its end is known to be, and one of a
-single page, of which less is nothing, only where that request has entered. Above 128
-requests looking up all of them is too much for it, and `lpm` becomes `fcfs`.
+find a page less; only one that a request shares to its end which does not wait itself is known to
+be, and one of a single page, of which less is nothing, only where that request has entered. Above
+128 requests looking up all of them is too much for it, and `lpm` becomes `fcfs`.
 Source: SGLang 0.5.23 srt/managers/schedule_policy.py, SchedulePolicy.calc_priority.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Container
 
 from leadsman.engine import SglangRules
 from leadsman.sequence import Lookup, Seq
-from leadsman.units import RequestId, Tokens
+from leadsman.units import Blocks, RequestId, Tokens
 
 MOST_LOOKED_UP = 128
 HARDLY_ANY: Tokens = 32
@@ -50,7 +50,11 @@ def in_order(
 def _longest_prefix_first(
     queue: list[Seq], lookup: Lookup, page: Tokens, entered: Container[RequestId]
 ) -> list[Seq]:
-    matched = [_matched(seq, lookup, page, entered) for seq in queue]
+    waiting = {seq.id for seq in queue}
+    matched = []
+    for seq in queue:
+        sharers = [(other, common) for other, common in seq.kin if other not in waiting]
+        matched.append(_matched(seq, lookup(seq).tokens, sharers, page, entered))
     leaders, followers = set[RequestId](), set[RequestId]()
     for seq, tokens in zip(queue, matched, strict=True):
         if tokens > HARDLY_ANY:
@@ -66,11 +70,16 @@ def _longest_prefix_first(
     return sorted(queue, key=lambda seq: places[seq.id])
 
 
-def _matched(seq: Seq, lookup: Lookup, page: Tokens, entered: Container[RequestId]) -> Tokens:
-    tokens = lookup(seq).tokens
+def _matched(
+    seq: Seq,
+    tokens: Tokens,
+    sharers: list[tuple[RequestId, Blocks]],
+    page: Tokens,
+    entered: Container[RequestId],
+) -> Tokens:
     if tokens != seq.target - page:
         return tokens
     is_whole = any(
-        common * page >= seq.target and (tokens or other in entered) for other, common in seq.kin
+        common * page >= seq.target and (tokens or other in entered) for other, common in sharers
     )
     return seq.target - 1 if is_whole else tokens

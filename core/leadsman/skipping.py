@@ -8,6 +8,7 @@ from leadsman.engine import EngineSettings
 from leadsman.sequence import Seq, Step
 from leadsman.serving import Serving
 from leadsman.steptime import StepFeatures
+from leadsman.units import Tokens
 
 
 class Skipping(Serving):
@@ -37,10 +38,19 @@ class Skipping(Serving):
             return None
         m = min(longest, self._next_end() - self.tick - 1)
         for seq, n in last.chunks:
-            m = min(m, (seq.target - seq.computed - 1) // n)
+            m = min(m, self._alike(seq, n))
         if m < 1 or not self._fits(last, m):
             return None
         return self._repeat(last, m)
+
+    def _alike(self, seq: Seq, n: Tokens) -> int:
+        """Count the further chunks of `n` tokens that a prompt is computed in."""
+        size, last = self.settings.block_size, seq.target - 1
+        if self.settings.aligns_chunks:
+            if n % size or seq.computed % size:
+                return 0
+            last = last // size * size
+        return (last - seq.computed) // n
 
     def _repeat(self, last: Step, m: int) -> Step:
         decodes = len(self.decoding)

@@ -2,7 +2,8 @@
 
 A sequence has a table in each cache group, of as many rows as its tokens need. Where a group
 attends to a sliding window only, blocks below it are given back while the sequence runs, and its
-table starts with rows that hold nothing.
+table starts with rows that hold nothing. A state is kept where a step ends, so of the rows that a
+step adds only the last holds a block.
 
 Ignored: whose blocks are shared. Blocks that several running sequences hold count as those of the
 first, and are free when it ends; who follows an engine's events knows better, and says so.
@@ -14,6 +15,7 @@ from leadsman.crowd import Crowd
 from leadsman.engine import EngineSettings
 from leadsman.sequence import Hit, Seq
 from leadsman.units import Blocks, Tokens
+from leadsman.windows import STATE
 
 
 class Tables(Crowd):
@@ -22,7 +24,7 @@ class Tables(Crowd):
     lost: the cached blocks that new tokens have been given: how far eviction has come.
     """
 
-    __slots__ = ("_caps", "_skipping", "free", "lost", "unused")
+    __slots__ = ("_caps", "_others", "_skipping", "_states", "free", "lost", "unused")
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -30,7 +32,13 @@ class Tables(Crowd):
         self.unused: Blocks = settings.num_blocks
         self.lost: Blocks = 0
         self._skipping = any(window is not None for window in settings.windows)
-        self._caps = [self._most_rows(window) for window in settings.windows]
+        states = settings.windows.count(STATE) if settings.aligns_chunks else 0
+        self._states, self._others = states, len(settings.windows) - states
+        self._caps = [
+            self._most_rows(window)
+            for window in settings.windows
+            if not (settings.aligns_chunks and window == STATE)
+        ]
 
     def _most_rows(self, window: Tokens | None) -> Blocks | None:
         """Bound the rows that one sequence's table in a group can hold blocks in at a time."""
@@ -61,18 +69,21 @@ class Tables(Crowd):
         most = seq.computed + seq.rejected + n + settings.num_lookahead_tokens
         return min(most, settings.max_model_len)
 
+    def _lacking(self, rows: Blocks) -> Blocks:
+        """Count the blocks of so many rows more in each group: of a state only the last is kept."""
+        return rows * self._others + self._states if rows > 0 else 0
+
     def _short(self, seq: Seq, n: Tokens) -> Blocks:
         """Count the blocks that a running sequence lacks for `n` more tokens."""
         if self.in_lockstep and seq.id in self.decoding:
             return int((seq.computed + self.tick - seq.base) % self.settings.block_size == 0)
-        rows = self._blocks(self._reach(seq, n)) - seq.rows
-        return max(0, rows) * len(self.settings.windows)
+        return self._lacking(self._blocks(self._reach(seq, n)) - seq.rows)
 
     def _stretch(self, seq: Seq, n: Tokens) -> None:
         """Give a running sequence what it lacks for `n` more tokens."""
         more = self._short(seq, n)
         if not (self.in_lockstep and seq.id in self.decoding):
-            seq.rows += more // len(self.settings.windows)
+            seq.rows = max(seq.rows, self._blocks(self._reach(seq, n)))
             seq.blocks += more
         self._take(more)
 
@@ -97,11 +108,12 @@ class Tables(Crowd):
         whole = self._blocks(min(seq.target, settings.max_model_len))
         if settings.reserve_full_isl:
             rows = (whole if cap is None else min(whole, cap) for cap in self._caps)
-            if sum(max(0, most - found) for most in rows) > left:
+            states = self._states if whole > found else 0
+            if sum(max(0, most - found) for most in rows) + states > left:
                 return False
         ahead = hit.tokens + n + settings.num_lookahead_tokens
         rows_now = self._blocks(min(ahead, settings.max_model_len))
-        return max(0, rows_now - found) * len(settings.windows) <= left
+        return self._lacking(rows_now - found) <= left
 
     def _seat(self, seq: Seq, hit: Hit, n: Tokens) -> None:
         """Give a request that is admitted its tables: what it finds, and room for `n` more."""
@@ -115,9 +127,10 @@ class Tables(Crowd):
         skipped = sum(self._skipped(window, hit.tokens) for window in windows)
         seq.computed, seq.rejected = hit.tokens, 0
         seq.rows = max(found, self._blocks(self._reach(seq, n)))
-        seq.blocks, seq.shared = seq.rows * len(windows) - skipped, hit.pinned
-        self.free -= found * len(windows) - skipped - hit.pinned
-        self._take((seq.rows - found) * len(windows))
+        adopted, more = found * len(windows) - skipped, self._lacking(seq.rows - found)
+        seq.blocks, seq.shared = adopted + more, hit.pinned
+        self.free -= adopted - hit.pinned
+        self._take(more)
 
     def _release(self, seq: Seq) -> None:
         """Take back all that a sequence holds."""

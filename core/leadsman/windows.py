@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from leadsman.records import GPU, Cleared, Removed, Stored
-from leadsman.units import BlockKey, Blocks
+from leadsman.units import BlockKey, Blocks, Tokens
+
+STATE: Final[Tokens] = 2
+"""A state stands for a prefix that ends with a block: it sees as far as a window of so many."""
 
 _TIER: Final = re.compile(rf"{GPU}/(\d+):(\d+)")
 

@@ -40,6 +40,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -75,6 +76,7 @@ def scheduler_of(settings, model):
         cache_config=CacheConfig(
             block_size=settings["block_size"],
             enable_prefix_caching=settings["enable_prefix_caching"],
+            mamba_cache_mode="align" if settings.get("aligns_chunks") else "none",
         ),
         parallel_config=ParallelConfig(),
         device_config=DeviceConfig("cpu"),
@@ -87,7 +89,7 @@ def scheduler_of(settings, model):
     if settings["num_speculative_tokens"]:
         object.__setattr__(config, "speculative_config", drafter(settings))
     groups = [
-        KVCacheGroupSpec([f"layer{index}"], spec_of(window, settings["block_size"]))
+        KVCacheGroupSpec([f"layer{index}"], spec_of(window, settings))
         for index, window in enumerate(settings["windows"])
     ]
     make = AsyncScheduler if is_async else Scheduler
@@ -111,7 +113,15 @@ def scheduler_of(settings, model):
     return scheduler
 
 
-def spec_of(window, block_size):
+def spec_of(window, settings):
+    block_size = settings["block_size"]
+    if settings.get("aligns_chunks") and window is not None:
+        return MambaSpec(
+            block_size=block_size,
+            shapes=((1,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+        )
     shape = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if window is None:
         return FullAttentionSpec(**shape)

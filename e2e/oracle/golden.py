@@ -1,6 +1,6 @@
 """Runs of the real scheduler that are kept in the repository, for tests that have no vLLM.
 
-python -m oracle.golden --python PYTHON [--seeds FIRST:COUNT] [--out FOLDER]
+python -m oracle.golden --python PYTHON [--mode MODE ...] [--seeds FIRST:COUNT] [--out FOLDER]
 
 One file a version and mode: the scenarios, and what the engine did. Of the seeds those are kept
 that are short and in which something happens, some requests pushed out above all.
@@ -54,6 +54,7 @@ def main() -> None:
     """Record with one engine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True)
+    parser.add_argument("--mode", action="append", choices=MODES)
     parser.add_argument("--seeds", default="0:60")
     parser.add_argument("--out", type=Path, default=FOLDER)
     asked = parser.parse_args()
@@ -61,7 +62,7 @@ def main() -> None:
     engine = Engine(asked.python)
     minor = ".".join(engine.version.split(".")[:2])
     asked.out.mkdir(parents=True, exist_ok=True)
-    for mode in MODES:
+    for mode in asked.mode or MODES:
         told = [scenario(mode, seed) for seed in range(first, first + count)]
         runs = [Golden(engine.version, one, engine.run(one)) for one in told]
         kept = sorted(sorted(runs, key=eventful)[:KEPT], key=lambda run: run.told["seed"])

@@ -55,6 +55,7 @@ def settings_of(told: dict[str, Any], version: str) -> EngineSettings:
         num_speculative_tokens=told["num_speculative_tokens"],
         num_lookahead_tokens=told["num_lookahead_tokens"],
         is_eagle=told["use_eagle"],
+        aligns_chunks=told.get("aligns_chunks", False),
     )
 
 

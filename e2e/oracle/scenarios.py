@@ -23,10 +23,12 @@ MODES: Final = (
     "hybrid-async",
     "mixed-sync",
     "mixed-async",
+    "state-sync",
+    "state-async",
 )
 """What is scheduled (one cache group that attends to everything; that with drafts; several groups,
-some with sliding windows; those with drafts), and whether a step is scheduled before the one ahead
-of it is processed."""
+some with sliding windows; those with drafts; some with states, as Mamba's), and whether a step is
+scheduled before the one ahead of it is processed."""
 
 FAR: Final = 100_000
 """Ids between two families, and between an own text and another: none is that long."""
@@ -54,11 +56,14 @@ def scenario(mode: str, seed: int) -> dict[str, Any]:
         "num_speculative_tokens": 0,
         "num_lookahead_tokens": 0,
         "use_eagle": False,
+        "aligns_chunks": False,
     }
     if what in ("spec", "mixed"):
         _speculate(settings, rng)
     if what in ("hybrid", "mixed"):
         _window(settings, rng)
+    if what == "state":
+        _keep_states(settings, rng)
     _size(settings, rng, longest)
     return {
         "mode": mode,
@@ -87,6 +92,18 @@ def _window(settings: dict[str, Any], rng: Random) -> None:
     rng.shuffle(windows)
     settings["windows"] = windows
     settings["retention"] = rng.choice([0, 0, None, 2 * block_size])
+
+
+def _keep_states(settings: dict[str, Any], rng: Random) -> None:
+    """Have groups that keep states; vLLM has them only with a cache, and cuts prompts for them."""
+    settings["windows"] = [None] * rng.choice([1, 1, 2]) + [2] * rng.choice([1, 1, 2, 3])
+    rng.shuffle(settings["windows"])
+    settings["retention"] = rng.choice([0, 0, None, 2 * settings["block_size"]])
+    settings |= {
+        "aligns_chunks": True,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+    }
 
 
 def _size(settings: dict[str, Any], rng: Random, longest: int) -> None:

@@ -70,7 +70,7 @@ _TOLD_BY: Final = {
 }
 METRICS: Final = "/metrics"
 LOADS: Final = "/v1/loads"
-_ONLY_TOLD: Final = ("sglang", "is_eagle")
+_ONLY_TOLD: Final = ("sglang", "is_eagle", "aligns_chunks")
 """Settings that an engine tells and a profile cannot state."""
 INFO_WITHIN: Final = aiohttp.ClientTimeout(total=120.0)
 """For `/server_info`: when it is asked first, a vLLM runs a dozen programs to describe its machine,

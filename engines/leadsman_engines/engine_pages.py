@@ -44,6 +44,7 @@ class _CacheLabels(msgspec.Struct):
     num_gpu_blocks: int | None = None
     enable_prefix_caching: bool | None = None
     prefix_cache_retention_interval: int | None = None
+    mamba_cache_mode: str | None = None
 
 
 class _Source(msgspec.Struct):
@@ -108,6 +109,8 @@ def cache_settings(page: EngineMetrics) -> dict[str, Any]:
         settings["enable_prefix_caching"] = said.enable_prefix_caching
     if "prefix_cache_retention_interval" in page.cache_config:
         settings["retention_interval"] = said.prefix_cache_retention_interval
+    if said.mamba_cache_mode == "align":
+        settings["aligns_chunks"] = True
     return settings
 
 

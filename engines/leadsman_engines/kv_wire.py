@@ -26,6 +26,7 @@ import numpy as np
 from leadsman.keys import MultimodalItem
 from leadsman.records import GPU
 from leadsman.units import TokenIds, Tokens, WorkerId
+from leadsman.windows import STATE
 
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.kv_events import (
@@ -187,7 +188,7 @@ def _stored(
 def _window(event: _AnyStored) -> Tokens | None:
     """Say how many tokens a group sees of a prefix: a state sees the last block's."""
     if event.kv_cache_spec_kind == "mamba":
-        return 2
+        return STATE
     if event.kv_cache_spec_kind in {"sliding_window", "sliding_window_mla"}:
         return event.kv_cache_spec_sliding_window
     return None

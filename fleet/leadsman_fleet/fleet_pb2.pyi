@@ -116,7 +116,7 @@ class SglangRules(_message.Message):
     def __init__(self, max_prefill_tokens: _Optional[int] = ..., chunked_prefill_size: _Optional[int] = ..., schedule_policy: _Optional[str] = ..., schedule_conservativeness: _Optional[float] = ..., enable_mixed_chunk: _Optional[bool] = ..., enable_priority_scheduling: _Optional[bool] = ..., low_priority_first: _Optional[bool] = ..., preemption_threshold: _Optional[int] = ..., prefill_max_requests: _Optional[int] = ..., steps_together: _Optional[bool] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
-    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image", "windows", "retention_interval", "num_speculative_tokens", "num_lookahead_tokens", "is_eagle", "sglang")
+    __slots__ = ("model", "version", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_blocks", "engine", "enable_prefix_caching", "enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling", "policy", "watermark", "reserve_full_isl", "hardware", "image", "windows", "retention_interval", "num_speculative_tokens", "num_lookahead_tokens", "is_eagle", "sglang", "aligns_chunks")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class EngineSettings(_message.Message):
     NUM_LOOKAHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_EAGLE_FIELD_NUMBER: _ClassVar[int]
     SGLANG_FIELD_NUMBER: _ClassVar[int]
+    ALIGNS_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     max_num_batched_tokens: int
@@ -163,7 +164,8 @@ class EngineSettings(_message.Message):
     num_lookahead_tokens: int
     is_eagle: bool
     sglang: SglangRules
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ..., windows: _Optional[_Iterable[int]] = ..., retention_interval: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., num_lookahead_tokens: _Optional[int] = ..., is_eagle: _Optional[bool] = ..., sglang: _Optional[_Union[SglangRules, _Mapping]] = ...) -> None: ...
+    aligns_chunks: bool
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., engine: _Optional[str] = ..., enable_prefix_caching: _Optional[bool] = ..., enable_chunked_prefill: _Optional[bool] = ..., long_prefill_token_threshold: _Optional[int] = ..., async_scheduling: _Optional[bool] = ..., policy: _Optional[str] = ..., watermark: _Optional[float] = ..., reserve_full_isl: _Optional[bool] = ..., hardware: _Optional[str] = ..., image: _Optional[str] = ..., windows: _Optional[_Iterable[int]] = ..., retention_interval: _Optional[int] = ..., num_speculative_tokens: _Optional[int] = ..., num_lookahead_tokens: _Optional[int] = ..., is_eagle: _Optional[bool] = ..., sglang: _Optional[_Union[SglangRules, _Mapping]] = ..., aligns_chunks: _Optional[bool] = ...) -> None: ...
 
 class WorkerSeen(_message.Message):
     __slots__ = ("worker", "endpoint", "settings", "ready", "dp_rank")

@@ -104,6 +104,7 @@ class NaiveScheduler:
                 continue
             count = len(request.tokens) + request.placeholders - request.computed
             count = min(count, left, threshold or count)
+            count = self._cut(request, request.computed, count)
             if count == 0:
                 assert not request.is_decoding, "whoever runs behind a prefill was given a share"
                 continue
@@ -138,7 +139,9 @@ class NaiveScheduler:
             count = min(len(request.tokens) - start, threshold or len(request.tokens))
             if count > left and not settings.enable_chunked_prefill:
                 break
-            count = min(count, left)
+            count = self._cut(request, start, min(count, left))
+            if count == 0:
+                break
             spare = int(settings.watermark * (settings.num_blocks + 1)) if self.running else 0
             reach = len(request.tokens) if settings.reserve_full_isl else start + count
             fresh = self._blocks(reach) - len(hits) + sum(not block.holders for block in hits)
@@ -177,6 +180,24 @@ class NaiveScheduler:
                     self._give_back(request)
                 else:
                     self.waiting.remove(request)
+
+    def _cut(self, request, start, count):
+        """Shorten a chunk to the last token that it may end with, passing none it must stop at."""
+        settings, size = self.settings, self.settings.block_size
+        known, end = len(request.tokens), start + count
+        last = max(len(request.prompt), known - 1)
+        if not settings.aligns_chunks or start >= last:
+            return count
+        stops = {(known - 1) // size * size}
+        if start % size:
+            stops.add(start + size - start % size)
+        reached = [e for e in range(start + 1, end + 1) if not any(start < s < e for s in stops)]
+        allowed = [e for e in reached if e >= last or e % size == 0]
+        most = settings.max_num_batched_tokens
+        most = min(most, settings.long_prefill_token_threshold or most)
+        if not allowed and size > most:
+            allowed = reached
+        return max(allowed, default=start) - start
 
     def _threshold(self):
         several = len(self.running) + len(self.waiting) > 1

@@ -30,6 +30,7 @@ def engines(draw, **fixed):
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.1, 0.3])),
         "reserve_full_isl": draw(st.booleans()),
+        "aligns_chunks": chunked and draw(st.booleans()),
     }
     return engine(**drawn | fixed)
 
@@ -250,8 +251,9 @@ def counted(replay):
     return calls, steps
 
 
-def test_a_million_tokens_take_as_few_calls_as_a_thousand():
-    settings = engine(max_num_batched_tokens=256, num_blocks=300_000)
+@pytest.mark.parametrize("aligns_chunks", [False, True])
+def test_a_million_tokens_take_as_few_calls_as_a_thousand(aligns_chunks):
+    settings = engine(max_num_batched_tokens=257, num_blocks=300_000, aligns_chunks=aligns_chunks)
     requests = [NaiveRequest(id=str(n), prompt=range(n), output=9) for n in (1_000, 1_000_000)]
 
     short, long = (counted(replay_of(settings, [request], believes=True)) for request in requests)

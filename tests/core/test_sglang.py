@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from leadsman.engine import EngineSettings, SglangRules
 from leadsman.sequence import NOTHING, Hit, Seq
 from leadsman.sglang import SglangReplay
+from leadsman.sglang_queue import in_order
 
 from .sglang_runs import Compared
 
@@ -58,6 +59,18 @@ def test_it_does_what_sglang_s_own_scheduler_did(run):
 
     assert compared.mismatch() is None
     assert compared.steps > 0
+
+
+@pytest.mark.parametrize(("sharer", "order"), [("waits", "ab"), ("runs", "ba")])
+def test_a_prompt_counts_whole_where_a_request_that_waits_no_more_shares_all_of_it(sharer, order):
+    rules = SglangRules(schedule_policy="lpm")
+    longer, whole = Seq("a", 9, 0.0), Seq("b", 4, 0.0)
+    whole.kin = [(sharer, 2)]
+    queue = [longer, whole] + [Seq("waits", 23, 0.0)] * (sharer == "waits")
+
+    ordered = in_order(queue, rules, lambda seq: Hit(2 * (seq.id in "ab"), 0), page=2)
+
+    assert "".join(seq.id for seq in ordered if seq.id in "ab") == order
 
 
 def test_the_golden_runs_hold_retractions_and_every_mode():

@@ -241,6 +241,16 @@ async def test_the_retention_interval_that_an_engine_tells_goes_before_a_stated_
     assert rank.settings.retention_interval == interval
 
 
+@pytest.mark.parametrize(("mode", "aligns"), [("align", True), ("none", False)])
+async def test_an_engine_that_keeps_states_where_blocks_end_says_so(mode, aligns):
+    page = PAGES["/metrics"].replace('hash_block_size="None"', f'mamba_cache_mode="{mode}"')
+    stated = EngineProfile(max_num_batched_tokens=2048, max_num_seqs=16)
+
+    (rank,) = (await found(PAGES | {"/metrics": page}, stated)).ranks
+
+    assert rank.settings.aligns_chunks == aligns
+
+
 def test_a_setting_that_is_none_is_not_said():
     printed = info_settings({"vllm_config": "async_scheduling=None, max_num_seqs=7"})
 

@@ -68,6 +68,7 @@ settings = st.builds(
     num_speculative_tokens=counts,
     num_lookahead_tokens=counts,
     is_eagle=st.booleans(),
+    aligns_chunks=st.booleans(),
     hardware=maybe(words),
     image=maybe(words),
     sglang=maybe(sglang),
