@@ -84,6 +84,7 @@ def picker(
     gates = Gates(plan.policies, Faults(counts, time.monotonic).note)
     fleet = Fleet(gates=gates, longest_hold=plan.settings.longest_hold)
     counts.trust, counts.conditions = fleet.trust, fleet.conditions
+    counts.shares = lambda: gates.standings(time.monotonic())
     counts.stores = lambda: list(fleet.stores.values())
     engines = EngineTokenizer(http=http, ready=_ready_endpoints(fleet))
     parity = Parity(counts=counts, every=plan.settings.parity_every)

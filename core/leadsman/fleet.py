@@ -47,6 +47,7 @@ from leadsman.records import (
 )
 from leadsman.request import Request
 from leadsman.returns import Returns
+from leadsman.signals import Signal, told_by
 from leadsman.standing import Standing
 from leadsman.trust import Finding
 from leadsman.units import BlockKey, RequestId, Seconds, Tokens, WorkerId
@@ -189,6 +190,18 @@ class Fleet:
         """Whether one more stream of this worker should be read chunk by chunk."""
         state = self.workers.get(worker)
         return state is not None and state.mirror.wants_witness
+
+    def signals(self, worker: WorkerId, now: Seconds) -> dict[str, float]:
+        """Give what a worker's engine and answers told last of what policies read.
+
+        What they do not tell, or told too long ago, is absent.
+        """
+        state = self.workers.get(worker)
+        if state is None:
+            return {}
+        told = {} if state.load is None else told_by(state.load, now)
+        hits = state.hits.share
+        return told if hits is None else told | {Signal.HIT_RATE.value: hits}
 
     def trust(self) -> list[tuple[str, str, str]]:
         """Say of each worker how far its cache view is believed, and why."""

@@ -24,7 +24,7 @@ from leadsman.records import Ended, Granted, Record
 from leadsman.request import Request
 from leadsman.route import Choice
 from leadsman.sessions import Sessions
-from leadsman.shares import Shares
+from leadsman.shares import Shares, Standing
 from leadsman.signals import REPORTED, Signal
 from leadsman.units import BlockKey, Seconds
 
@@ -219,6 +219,15 @@ class Gates:
             del self._gates[rules]
         if quiet:
             self._of.clear()
+
+    def standings(self, now: Seconds) -> list[tuple[str, str, Standing]]:
+        """Say of each budget how the tenants stand that it gives a weight; any thread may ask."""
+        return [
+            (gate.name, tenant, standing)
+            for gate in list(self._gates.values())
+            if gate is not None and gate.shares is not None
+            for tenant, standing in gate.shares.standings(now)
+        ]
 
     def plans(self, now: Seconds) -> Sequence[Plan]:
         """List the work that is due and too long for a decision: see `Policy.plan`."""

@@ -122,8 +122,11 @@ class Shares:
         )
 
     def standing(self, tenant: str, now: Seconds) -> Standing:
-        """Say what share a tenant has among those who ask, and what it has had."""
-        worth = {name: one.worth(now) for name, one in self._accounts.items()}
+        """Say what share a tenant has among those who ask, and what it has had; any thread may ask.
+
+        One that has asked for nothing lately has its share of those who did, and has had nothing.
+        """
+        worth = {name: one.worth(now) for name, one in dict(self._accounts).items()}
         total = sum(worth.values())
         weights = sum(self._weights.get(name, 1.0) for name in worth)
         tokens = worth.get(tenant, 0.0)
@@ -132,6 +135,10 @@ class Shares:
             used=tokens / total if total > 0 else 0.0,
             tokens=tokens,
         )
+
+    def standings(self, now: Seconds) -> list[tuple[str, Standing]]:
+        """Say how each tenant stands that has a weight of its own; any thread may ask."""
+        return [(tenant, self.standing(tenant, now)) for tenant in self._weights]
 
     def sent(self, request: RequestId, tenant: str | None, uncached: Tokens, now: Seconds) -> None:
         """Charge an admitted request's prompt."""

@@ -81,3 +81,10 @@ def reported(signal: Signal, sample: LoadSample, since: int, now: Seconds) -> fl
             return sample.running
         case _:
             return None
+
+
+def told_by(sample: LoadSample, now: Seconds) -> dict[str, float]:
+    """List what a load report says, by the names of signals; nothing where it is too old."""
+    asked = (Signal.KV_USAGE, Signal.RUNNING, Signal.WAITING)
+    read = {signal.value: reported(signal, sample, 0, now) for signal in asked}
+    return {name: value for name, value in read.items() if value is not None}

@@ -43,6 +43,7 @@ DECISIONS: Final[Columns] = MappingProxyType(
         "prefers_cache": "BOOLEAN",
         "allowed_queue_wait": "DOUBLE",
         "allowed_ttft": "DOUBLE",
+        "signals": "JSON",
         "decision": "JSON",
     }
 )
@@ -148,7 +149,11 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One decision; None is not known. decision: all of it, as it was made."""
+    """One decision; None is not known. decision: all of it, as it was made.
+
+    signals: what its worker had told last of what policies read; of a refusal, the worker that it
+    came closest with. What that did not tell is absent.
+    """
 
     request: RequestId
     at: Seconds
@@ -172,6 +177,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefers_cache: bool
     allowed_queue_wait: Seconds | None
     allowed_ttft: Seconds | None
+    signals: Mapping[str, float]
     decision: object
 
 

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from leadsman_extproc.metrics import BY_LABEL, HISTOGRAMS, IN_FLIGHT, OF_WORKERS, PLAIN
+from leadsman_extproc.metrics import (
+    BY_LABEL,
+    HELD,
+    HELD_SECONDS,
+    HISTOGRAMS,
+    IN_FLIGHT,
+    OF_WORKERS,
+    PLAIN,
+    SHARE,
+    USED,
+)
 
 _FROM: Final = '{namespace=~"$namespace", job=~"$job"}'
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -84,6 +94,41 @@ def _shares() -> list[Panel]:
             expression=f"max by (state) (leadsman_store_chunks{_FROM})",
             legend="{{state}}",
             unit="short",
+        ),
+        *_admission(),
+    ]
+
+
+def _admission() -> list[Panel]:
+    return [
+        Panel(
+            title="Held",
+            text=HELD,
+            expression=f"sum(leadsman_held{_FROM})",
+            legend="held",
+            unit="short",
+        ),
+        Panel(
+            title="Held for",
+            text=f"{HELD_SECONDS} 99th percentile.",
+            expression="histogram_quantile(0.99, sum by (le) "
+            f"(rate(leadsman_held_seconds_bucket{_FROM}[$__rate_interval])))",
+            legend="p99",
+            unit="s",
+        ),
+        Panel(
+            title="Tenants' shares",
+            text=SHARE,
+            expression=f"max by (tenant) (leadsman_tenant_share{_FROM})",
+            legend="{{tenant}}",
+            unit="percentunit",
+        ),
+        Panel(
+            title="Tenants' use",
+            text=USED,
+            expression=f"max by (tenant) (leadsman_tenant_used{_FROM})",
+            legend="{{tenant}}",
+            unit="percentunit",
         ),
     ]
 

@@ -39,6 +39,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     should_retry: bool | None = None
     bound: Seconds | None = None
     predicted_wait: Seconds | None = None
+    held_for: Seconds | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -123,7 +123,9 @@ def _allowed(row: Row) -> str:
     bounds = bounds_of(row.as_request(), budget)
     told = [f"queue wait {_bound(bounds.wait)}", f"time to first token {_bound(bounds.ttft)}"]
     if row.waited:
-        told.append(f"{seconds(row.waited)} of them are over")
+        held = row.decision.held_for
+        where = "" if held is None else f", {seconds(held)} while it was held here"
+        told.append(f"{seconds(row.waited)} of them are over{where}")
     return (
         f"{', '.join(told)}, at {100 * budget.confidence:g} % confidence "
         f"(budget {budget.name}, {budget.mode})"

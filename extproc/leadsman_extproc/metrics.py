@@ -20,6 +20,7 @@ from leadsman.condition import Condition
 from leadsman.prediction import Admitted, Prediction, Refused
 from leadsman.records import StoreSeen
 from leadsman.request import Request
+from leadsman.shares import Standing
 from leadsman.units import Seconds, Tokens, WorkerId
 from leadsman_fleet.page.access import is_allowed
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -70,7 +71,7 @@ class Counts:
     and its requests are tokenized by an engine. trust: gives each worker, how far its cache view is
     believed now, and why. conditions: how each stands. stores: how each shared store was last read.
     held: counts the requests that are held now; held_seconds: for how long others were, by what
-    became of them.
+    became of them. shares: how tenants with a weight of their own stand, by budget.
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
@@ -104,6 +105,7 @@ class Counts:
     read_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
     decide_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
     held: Callable[[], int] = int
+    shares: Callable[[], Iterable[tuple[str, str, Standing]]] = tuple
     held_seconds: dict[str, Histogram] = field(default_factory=dict)
 
     def admitted(self, request: Request, admitted: Admitted) -> None:
@@ -245,6 +247,8 @@ OF_WORKERS: Final[Mapping[str, tuple[str, Callable[[Condition, Seconds], float |
 
 STORE_READABLE: Final = "1 while the directory of a store that engines share can be read."
 STORE_CHUNKS: Final = "Chunks of a shared store: those that are used, and others by why not."
+SHARE: Final = "A tenant's share among those who ask, of tenants that a budget gives a weight."
+USED: Final = "The share that such a tenant has had of the work of the last minute or so."
 HELD: Final = "Requests that are held now, until a worker is nearly free."
 HELD_SECONDS: Final = "How long requests were held, by what became of them."
 PARITY: Final = "1 while our tokens of a model are its engines', 0 while an engine tokenizes."
@@ -268,6 +272,7 @@ class Page(Collector):
         """Yield every count as a counter or histogram family, and what is so now as gauges."""
         yield from self._counted()
         yield from self._held()
+        yield from self._shares()
         yield from self._of_workers()
         yield from self._of_stores()
         for name, counted in self._gauges.items():
@@ -300,6 +305,15 @@ class Page(Collector):
         for outcome, seen in list(self._counts.held_seconds.items()):
             family.add_metric([outcome], buckets=seen.buckets(), sum_value=seen.sum)
         yield family
+
+    def _shares(self) -> Iterator[Metric]:
+        labels, told = ["budget", "tenant"], list(self._counts.shares())
+        share = GaugeMetricFamily("leadsman_tenant_share", SHARE, labels=labels)
+        used = GaugeMetricFamily("leadsman_tenant_used", USED, labels=labels)
+        for budget, tenant, standing in told:
+            share.add_metric([budget, tenant], standing.share)
+            used.add_metric([budget, tenant], standing.used)
+        yield from (share, used)
 
     def _of_workers(self) -> Iterator[Metric]:
         parity = GaugeMetricFamily("leadsman_token_parity", PARITY, labels=["model"])

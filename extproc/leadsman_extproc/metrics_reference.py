@@ -12,6 +12,7 @@ from typing import Final
 from leadsman.condition import Condition
 from leadsman.curve import DEFAULT_CURVE
 from leadsman.records import LoadSample, StoreSeen
+from leadsman.shares import Standing
 from leadsman.units import WorkerId
 from prometheus_client.core import Metric
 
@@ -68,6 +69,7 @@ def everything() -> Iterable[Metric]:
         getattr(counts, name)["any"] = 1
     counts.token_parity["any"] = True
     counts.held_for("any", 1.0)
+    counts.shares = lambda: [("any", "any", Standing(share=0.5, used=0.5, tokens=1.0))]
     counts.of_model("any").failed["any"] = 1
     return Page(counts, dict.fromkeys(IN_FLIGHT, lambda: {worker: 1})).collect()
 

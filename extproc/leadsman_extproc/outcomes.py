@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -25,13 +25,13 @@ from typing import Final, Self
 from leadsman.grade import Cell
 from leadsman.prediction import Admitted, Decision
 from leadsman.request import Request
-from leadsman.units import RequestId, Seconds
+from leadsman.units import RequestId, Seconds, WorkerId
 
 from leadsman_extproc.columns import encoder
 from leadsman_extproc.grants import Grant
 from leadsman_extproc.journal import KINDS, FullFiles, record_files
 from leadsman_extproc.metrics import Counts
-from leadsman_extproc.rows import Hides, Shared, allowed, decision_row, served
+from leadsman_extproc.rows import UNTOLD, Hides, Shared, allowed, decision_row, served
 from leadsman_extproc.settings import Recording
 
 FLUSH_EVERY: Final[Seconds] = 0.25
@@ -40,17 +40,23 @@ MOST_BYTES: Final = 64 * 1024 * 1024
 LARGE_ERROR: Final[Seconds] = 1.0
 
 
+def _untold(_worker: WorkerId, _now: Seconds) -> Mapping[str, float]:
+    return UNTOLD
+
+
 @dataclass(slots=True, kw_only=True)
 class Outcomes:
     """Counts and grades every grant that ends; writes files where a folder is given.
 
     Use as a context manager: leaving writes what is left. key: of the hashes of names.
+    signals: what a worker has told last of what policies read.
     """
 
     counts: Counts
     folder: Path | None = None
     recording: Recording = field(default_factory=Recording)
     key: bytes = b""
+    signals: Callable[[WorkerId, Seconds], Mapping[str, float]] = _untold
     _waiting: dict[str, deque[bytes]] = field(
         default_factory=lambda: {kind: deque() for kind in KINDS}
     )
@@ -82,7 +88,9 @@ class Outcomes:
             return
         is_ordinary = isinstance(decision, Admitted) and decision.refusal is None
         if not is_ordinary or self._is_sampled(request.id):
-            self._keep_decision(request, decision, now)
+            about = _about(decision)
+            told = UNTOLD if about is None else self.signals(about, now)
+            self._keep_decision(request, decision, now, told)
 
     def ended(self, grant: Grant) -> None:
         """Keep how a granted request ended, and count how good its prediction was."""
@@ -91,13 +99,15 @@ class Outcomes:
             return
         was_kept = grant.admitted.refusal is not None or self._is_sampled(grant.request.id)
         if telling and not was_kept:
-            self._keep_decision(grant.request, grant.admitted, grant.sent_at)
+            self._keep_decision(grant.request, grant.admitted, grant.sent_at, UNTOLD)
         if telling or was_kept:
             weight = _stands_for(grant, 1.0 if telling else self.recording.share)
             self._keep("outcomes", served(grant, weight=weight, epoch=_epoch()))
 
-    def _keep_decision(self, request: Request, decision: Decision, at: Seconds) -> None:
-        row = decision_row(request, decision, at, self._shared, epoch=_epoch())
+    def _keep_decision(
+        self, request: Request, decision: Decision, at: Seconds, signals: Mapping[str, float]
+    ) -> None:
+        row = decision_row(request, decision, at, self._shared, epoch=_epoch(), signals=signals)
         self._keep("decisions", row)
 
     def _count(self, grant: Grant) -> bool:
@@ -142,6 +152,13 @@ class Outcomes:
                 full.tend()
             full.close()
             self.counts.journal_failed += full.failed
+
+
+def _about(decision: Decision) -> WorkerId | None:
+    """Name the worker that a decision is about; None where it is about none."""
+    if isinstance(decision, Admitted):
+        return decision.worker
+    return decision.candidates[0].worker if decision.candidates else None
 
 
 def _epoch() -> Seconds:

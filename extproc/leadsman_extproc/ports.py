@@ -56,6 +56,10 @@ class Picker(Protocol):
         """Whether one more stream of this worker should be read chunk by chunk."""
         ...
 
+    def signals(self, worker: WorkerId, now: Seconds) -> Mapping[str, float]:
+        """Give what a worker told last of what policies read; what it does not tell is absent."""
+        ...
+
     def in_flight(self) -> Mapping[WorkerId, int]:
         """Count the requests that are granted and not over by worker; any thread may ask."""
         ...

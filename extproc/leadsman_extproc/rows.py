@@ -5,7 +5,7 @@ None of them holds a word of a prompt; who sent it is a keyed hash, unless names
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -36,6 +36,7 @@ class Allowed:
 
 
 ANYTHING: Final = Allowed()
+UNTOLD: Final[Mapping[str, float]] = {}
 
 
 def allowed(request: Request, budget: Budget | None) -> Allowed:
@@ -161,8 +162,14 @@ class Shared:
         return found[1]
 
 
-def decision_row(
-    request: Request, decision: Decision, at: Seconds, shared: Shared, *, epoch: Seconds = 0.0
+def decision_row(  # noqa: PLR0913  # a row's parts
+    request: Request,
+    decision: Decision,
+    at: Seconds,
+    shared: Shared,
+    *,
+    epoch: Seconds = 0.0,
+    signals: Mapping[str, float] = UNTOLD,
 ) -> Decided:
     """Make a decision's row. epoch: when the picker's clock was at 0."""
     may, hides = allowed(request, decision.budget), shared.hides
@@ -190,5 +197,6 @@ def decision_row(
         prefers_cache=request.prefers_cache,
         allowed_queue_wait=may.queue_wait,
         allowed_ttft=may.ttft,
+        signals=signals,
         decision=decision if admitted is None else shared.sent(admitted),
     )

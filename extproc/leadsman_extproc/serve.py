@@ -58,6 +58,7 @@ class Service:
             folder=self.settings.journal,
             recording=self.settings.recording,
             key=self.secret,
+            signals=self.fleet.signals,
         )
         self.keeps = self.outcomes
         if self.settings.page is not None:

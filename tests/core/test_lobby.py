@@ -15,7 +15,7 @@ from leadsman.candidates import Soundings
 from leadsman.fleet import Fleet
 from leadsman.lobby import MOST_ASKED, NEARLY, SOONEST, Held, Lobby, Pace, order, waiting
 from leadsman.prediction import Admitted, Reason, Refused
-from leadsman.records import Ended, Outcome, Trust, TrustChanged, WorkerGone, WorkerSeen
+from leadsman.records import Ended, LoadSample, Outcome, Trust, TrustChanged, WorkerGone, WorkerSeen
 from leadsman.request import Request
 from leadsman.route import Choice
 from leadsman.units import RequestId, WorkerId
@@ -511,6 +511,15 @@ def test_an_end_brings_a_turn_and_who_is_placed_is_reserved():
     flights = fleet.workers[WorkerId("w0")].mirror.flights
     assert all(one.request.id in flights for one in settled)
     assert all(one.decision.held_for == 0.4 for one in settled)
+
+
+def test_a_worker_says_what_it_told_last_and_nothing_of_what_is_too_old():
+    fleet = fleet_of()
+    worker = WorkerId("w0")
+    fleet.apply(LoadSample(worker=worker, at=1.0, running=2, waiting=3), 1.0)
+
+    assert fleet.signals(worker, 1.5) == {"running": 2, "waiting": 3}
+    assert fleet.signals(worker, 60.0) == fleet.signals(WorkerId("none"), 1.5) == {}
 
 
 def test_where_the_last_worker_goes_everybody_is_told_so():

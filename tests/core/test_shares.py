@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from leadsman.admit import Excess
 from leadsman.budget import Budget
 from leadsman.candidates import Soundings
-from leadsman.gate import Gate
+from leadsman.gate import Gate, Gates
 from leadsman.policies.plain import PredictedWait
 from leadsman.prediction import Admitted, Reason
 from leadsman.records import Ended, Outcome
@@ -167,3 +167,16 @@ def test_a_gate_learns_the_end_of_what_it_sent(fake_worker, candidates_of):
     )
 
     assert pool.gate.shares.standing("a", 0.0).tokens == PROMPT + 14
+
+
+def test_only_tenants_with_a_weight_of_their_own_are_told_of():
+    gates = Gates()
+    shares = gates.of(Budget(name="b", shares={"a": 3.0, "away": 1.0})).shares
+    for tenant, tokens in (("a", 300), ("nobody-declared", 100)):
+        shares.sent(RequestId(tenant), tenant, tokens, 0.0)
+
+    told = {(budget, tenant): one for budget, tenant, one in gates.standings(0.0)}
+
+    assert set(told) == {("b", "a"), ("b", "away")}
+    assert (told["b", "a"].share, told["b", "a"].used) == (0.75, 0.75)
+    assert told["b", "away"].used == 0

@@ -150,6 +150,9 @@ class PicksInTurn:
     def wants_witness(self, worker: WorkerId) -> bool:
         return self.witnesses
 
+    def signals(self, worker: WorkerId, now: float) -> dict[str, float]:
+        return {}
+
     def in_flight(self) -> dict[WorkerId, int]:
         return {}
 

@@ -1,6 +1,10 @@
+from random import Random
+
 import msgspec
 import numpy as np
 import pytest
+from leadsman.admit import no_endpoint
+from leadsman.budget import Budget
 from leadsman.prediction import Admitted, Prediction, Price, Reason, Refused
 from leadsman.records import Outcome, Trust
 from leadsman.request import Request
@@ -73,6 +77,22 @@ def test_files_hold_a_line_a_decision_and_a_line_an_outcome(tmp_path):
     assert decided["decision"]["prediction"]["price"]["queue_wait"] == 2.0
     assert (ended["predicted_ttft"], ended["ttft"]) == (3.0, 3.5)
     assert (ended["predicted_cached"], ended["cached_tokens"]) == (16, 16)
+
+
+def test_a_decision_is_written_with_what_its_worker_had_told(tmp_path):
+    asked = []
+
+    def signals(worker, now):
+        asked.append((worker, now))
+        return {"waiting": 3.0}
+
+    with Outcomes(counts=Counts(), folder=tmp_path, signals=signals) as kept:
+        kept.decided(REQUEST, admitted(), 1.0)
+        kept.decided(REQUEST, no_endpoint(REQUEST, Budget(), Random(1)), 2.0)
+
+    rows = map(msgspec.json.decode, (tmp_path / "decisions.jsonl").read_bytes().splitlines())
+    assert [row["signals"] for row in rows] == [{"waiting": 3.0}, {}]
+    assert asked == [(admitted().worker, 1.0)]
 
 
 def test_a_refusal_is_written_with_its_reason(tmp_path):

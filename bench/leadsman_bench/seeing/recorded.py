@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WORSE: Final[Seconds] = 1e-6
 """What keeps who was not asked behind the best of those who were."""
 
-NOT_READ: Final = {"blocks", "allowed_queue_wait", "allowed_ttft"}
+NOT_READ: Final = {"blocks", "signals", "allowed_queue_wait", "allowed_ttft"}
 COLUMNS: Final = tuple(name for name in DECISIONS if name not in NOT_READ)
 
 
