@@ -73,6 +73,11 @@ class EngineSettings:
     image: str | None = None
 
     @property
+    def longest_prompt(self) -> Tokens:
+        """Give the most tokens that a prompt can have so that the engine computes one more."""
+        return max(1, min(self.max_model_len, self.num_blocks * self.block_size) - 1)
+
+    @property
     def decodes_in_lockstep(self) -> bool:
         """Whether whoever decodes takes one token a step, and holds every block until it ends."""
         return not self.num_speculative_tokens and self.windows == (None,)

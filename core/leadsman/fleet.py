@@ -186,6 +186,11 @@ class Fleet:
         """Say which block sizes the workers of a model have."""
         return tuple(self._standing(model).by_size)
 
+    def only_model(self) -> str | None:
+        """Name the model that all workers serve; None where there is none, or more than one."""
+        models = {state.settings.model for state in self.workers.values()}
+        return models.pop() if len(models) == 1 else None
+
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""
         state = self.workers.get(worker)

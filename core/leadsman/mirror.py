@@ -157,11 +157,15 @@ class Mirror(Ghosts):
     ) -> Seq:
         """Make what the replay knows of a request; adds nothing.
 
+        No engine has more of one prompt than its context holds: what is longer is several prompts,
+        or refused, and as one it would never be admitted, nor anybody behind it.
+
         listed: gives its keys, of one that is only priced; it is not asked where nothing here
         begins as the prompt does, since a list of keys is what costs most.
         """
         delay = ARRIVAL_DELAY + ARRIVAL_DELAY_PER_TOKEN * granted.prompt_tokens
-        seq = Seq(granted.request, granted.prompt_tokens, granted.at + delay)
+        prompt = min(granted.prompt_tokens, self.settings.longest_prompt)
+        seq = Seq(granted.request, prompt, granted.at + delay)
         first = int(granted.keys[0]) if len(granted.keys) else None
         relatives = [
             (request, flight.seq.keys)
@@ -177,7 +181,7 @@ class Mirror(Ghosts):
             common = _common(seq.keys, keys, common)
             seq.kin.append((request, common))
         seq.kin.sort(key=itemgetter(1), reverse=True)
-        seq.limit = max(1, self.settings.max_model_len - granted.prompt_tokens)
+        seq.limit = max(1, self.settings.max_model_len - prompt)
         if granted.max_tokens is not None:
             seq.limit = min(seq.limit, granted.max_tokens)
         seq.expected = min(max(1, expected), seq.limit)

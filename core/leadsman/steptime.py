@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from leadsman.units import Seconds
+from leadsman.units import Seconds, Tokens
 
 Vector: TypeAlias = npt.NDArray[np.float64]
 
@@ -93,6 +93,10 @@ class StepWeights(NamedTuple):
             + self.e * f.context
             + self.s * f.finals
         )
+
+    def alone(self, tokens: Tokens, budget: Tokens) -> Seconds:
+        """Predict how long steps take that prefill so many tokens of short prompts."""
+        return self.a * tokens + self.t0 * -(-tokens // budget)
 
     def scaled(self, factor: float) -> "StepWeights":
         """All weights times `factor`."""

@@ -211,7 +211,7 @@ class WorkerState:
         )
 
     def _price(self, request: Request, granted: Granted, weights: StepWeights) -> Price:
-        mirror, size = self.mirror, self.settings.block_size
+        mirror, settings, size = self.mirror, self.settings, self.settings.block_size
         self.changed.add(self)
         self.catch_up(granted.at)
         for other in self.beside:
@@ -225,10 +225,11 @@ class WorkerState:
         if found is None:
             found = Forecast(granted.at + NEVER, granted.at + NEVER, 0)
         load = 0.0 if reach is None else reach.seconds
+        rest = weights.alone(granted.prompt_tokens - asked.prompt, settings.max_num_batched_tokens)
         return Price(
             worker=self.worker,
             queue_wait=found.scheduled_at - granted.at,
-            own_prefill=found.first_token_at - found.scheduled_at + load,
+            own_prefill=found.first_token_at - found.scheduled_at + load + rest,
             cached_tokens=found.cached_tokens,
             queued_tokens=mirror.queued_tokens,
             queued_requests=len(mirror.replay.waiting),

@@ -491,3 +491,21 @@ def test_an_outlook_says_what_is_held_in_each_tier():
 
     assert (outlook.held, outlook.room, outlook.in_flight) == ((("GPU", 5),), 50_000, 0)
     assert len(outlook.samples) == 9
+
+
+def decided(fleet, name, **more):
+    request = Request(id=RequestId(name), model="m", arrived_at=1.0, **more)
+    return fleet.decide(request, Budget(), 1.0, Random(1))
+
+
+def test_prompts_longer_together_than_any_context_are_priced_as_a_sum_and_block_nobody():
+    fleet = Fleet()
+    measured(fleet, A, max_model_len=8192, num_blocks=1024)
+    batch = decided(fleet, "batch", prompt_tokens=40_000, max_tokens=1)
+    behind = decided(fleet, "behind", prompt_tokens=100)
+
+    assert isinstance(batch, Admitted)
+    assert isinstance(behind, Admitted)
+    whole = batch.prediction.price.own_prefill
+    assert 40_000 * WEIGHTS[1] < whole < 3 * 40_000 * WEIGHTS[1]
+    assert behind.prediction.price.ttft < whole

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, PrefillCurve
@@ -33,8 +35,9 @@ GUESS = KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured")
 WEIGHTS = (0.008, 3e-5, 8e-11, 2e-5, 5e-9, 0.004)
 
 
-def worker(known=CURVE, lengths=None):
-    seen = WorkerSeen(worker=WORKER, endpoint="w:8000", settings=SETTINGS)
+def worker(known=CURVE, lengths=None, **settings):
+    settings = replace(SETTINGS, **settings)
+    seen = WorkerSeen(worker=WORKER, endpoint="w:8000", settings=settings)
     return WorkerState(seen, lengths or Lengths(), known)
 
 
@@ -82,12 +85,21 @@ def test_a_price_is_the_curves_on_an_idle_worker():
 
 
 def test_a_request_that_can_never_be_admitted_is_priced_at_never():
-    state = worker()
-    small = request("r", 10_001 * 16)
+    state = worker(windows=(None, None))
+    whole = request("r", 6_000 * 16)
 
-    price = state.price(small, 1.0)
+    price = state.price(whole, 1.0)
 
     assert price.queue_wait == NEVER
+
+
+def test_what_no_context_holds_is_several_prompts_and_priced_as_their_sum():
+    state = worker()
+
+    price = state.price(request("r", 10 * 10_000 * 16), 1.0)
+
+    assert price.queue_wait < price.own_prefill
+    assert price.own_prefill > CURVE.curve.a * 10 * 10_000 * 16
 
 
 def margin(state):
