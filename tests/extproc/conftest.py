@@ -23,6 +23,12 @@ from leadsman.request import Request
 from leadsman.units import RequestId, WorkerId
 from leadsman_bench.envoy import Envoy, running_envoy
 from leadsman_bench.envoy_config import EnvoyConfig, Profile
+from leadsman_engines.simulated.engine import SimulatedEngine
+from leadsman_engines.simulated.generation import FrontEnd
+from leadsman_engines.simulated.live import LiveEngine
+from leadsman_engines.simulated.presets import presets
+from leadsman_engines.simulated.server import EngineServer
+from leadsman_engines.simulated.text import ByteTokenizer
 from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import BadRequest, Body, NotForUs
 from leadsman_extproc.grants import Grant, Grants
@@ -55,9 +61,10 @@ class ReadsAnEstimate:
             await asyncio.sleep(3600)
         request = Request(
             id=arrival.id,
-            model=body.model,
+            model=body.model or "any",
             prompt_tokens=max(1, body.size // 4),
             arrived_at=arrival.at,
+            max_tokens=body.max_tokens,
             max_queue_wait=body.max_queue_wait,
             endpoints=arrival.subset,
         )
@@ -231,10 +238,32 @@ class TestEngine:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26, handler_args={"handler_cancellation": True})
+        for route in _simulated().router.routes():
+            resource = route.resource
+            if resource is not None and resource.canonical in SIMULATED:
+                app.router.add_post(resource.canonical, route.handler)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/messages", self.chat)
         app.router.add_route("*", "/{path:.*}", self.models)
         return app
+
+
+SIMULATED = (
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/messages/count_tokens",
+    "/inference/v1/generate",
+)
+"""What a simulated vLLM answers in the scripted engine's place."""
+
+
+def _simulated() -> web.Application:
+    """A simulated vLLM of the model `any`, twenty times as fast as it is."""
+    preset = presets()["qwen2.5-0.5b-a10g"]
+    engine = SimulatedEngine(replace(preset.settings, model="any"), preset.hardware, Random(1))
+    live = LiveEngine(engine, ByteTokenizer(), None, speed=20.0)
+    return EngineServer(live, None, FrontEnd(), Random(2)).app()
 
 
 _HEAD = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}

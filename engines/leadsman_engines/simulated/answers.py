@@ -5,7 +5,8 @@ with the first token, as in vLLM, so the time to the first chunk is the time to 
 last token carries the reason of the end; where the model stopped by itself it has no text. Usage is
 in a chunk of its own, before `[DONE]`, where the client asked for it.
 
-Source: vLLM 0.32 entrypoints/openai/{chat_completion,completion}/serving.py.
+Source: vLLM 0.32 entrypoints/openai/{chat_completion,completion}/serving.py,
+entrypoints/scale_out/token_in_token_out/protocol.py and entrypoints/pooling/embed/protocol.py.
 """
 
 import time
@@ -50,15 +51,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One token of one choice. finished: "stop" or "length", with the last."""
+    """One token of one choice, or all of them. finished: "stop" or "length", with the last."""
 
     choice: int
     text: str
+    ids: tuple[int, ...] = ()
     finished: str | None = None
 
 
 class Stream(Protocol):
     """Writes one response as server-sent events."""
+
+    def opening(self) -> bytes:
+        """Write what comes before the first token."""
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         """Write one token; the first of a choice brings what begins it."""
@@ -77,6 +82,10 @@ class ChatStream:
     continuous_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     begun: set[int] = field(default_factory=set)
+
+    def opening(self) -> bytes:
+        """Write nothing."""
+        return b""
 
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         """Write one token's chunk, after the role's where it is the first."""
@@ -121,6 +130,10 @@ class CompletionStream:
     continuous_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def opening(self) -> bytes:
+        """Write nothing."""
+        return b""
+
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         """Write one token's chunk."""
         choice = {
@@ -147,6 +160,56 @@ class CompletionStream:
         if usage is not None:
             chunk["usage"] = usage.as_openai()
         return event(chunk)
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenStream:
+    """Chunks of vLLM's own API: tokens, and no text."""
+
+    id: str
+    include_usage: bool
+
+    def opening(self) -> bytes:
+        """Write nothing."""
+        return b""
+
+    def piece(self, piece: Piece, usage: Usage) -> bytes:
+        """Write one token's chunk."""
+        del usage
+        return event({"request_id": self.id, "choices": [_in_tokens(piece)]})
+
+    def end(self, usage: Usage) -> bytes:
+        """Write the usage, where asked for, and the end."""
+        if not self.include_usage:
+            return DONE
+        return event({"request_id": self.id, "choices": [], "usage": usage.as_openai()}) + DONE
+
+
+def whole_tokens(name: str, pieces: list[Piece], usage: Usage) -> dict[str, Any]:
+    """Write a whole answer of vLLM's own API."""
+    choices = [_in_tokens(piece) for piece in pieces]
+    return {"request_id": name, "choices": choices, "usage": usage.as_openai()}
+
+
+def _in_tokens(piece: Piece) -> dict[str, Any]:
+    ids = list(piece.ids)
+    return {"index": piece.choice, "token_ids": ids, "finish_reason": piece.finished}
+
+
+def whole_embeddings(name: str, model: str, count: int, usage: Usage) -> dict[str, Any]:
+    """Write embeddings, one a prompt; they are short, and mean nothing."""
+    usage.generated = 0
+    return {
+        "id": name,
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            {"index": index, "object": "embedding", "embedding": [0.6, 0.8]}
+            for index in range(count)
+        ],
+        "usage": usage.as_openai(),
+    }
 
 
 def whole(api: str, name: str, model: str, pieces: list[Piece], usage: Usage) -> dict[str, Any]:

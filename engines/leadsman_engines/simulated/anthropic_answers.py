@@ -23,6 +23,10 @@ class MessageStream:
     in_block: bool = False
     reason: str = "end_turn"
 
+    def opening(self) -> bytes:
+        """Write nothing."""
+        return b""
+
     def piece(self, piece: Piece, usage: Usage) -> bytes:
         """Write one token's delta, after what begins the message and its block."""
         return b"".join(self._events(piece, usage))

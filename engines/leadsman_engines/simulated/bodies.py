@@ -1,4 +1,4 @@
-"""Request bodies of the three APIs, read into what the engine needs to know.
+"""Request bodies of all APIs, read into what the engine needs to know.
 
 Bad input is answered as vLLM answers it: status 400, the field named in `param`. An unknown model
 is 404. Fields that change neither timing nor length are read over, as are unknown ones.
@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-Api = Literal["chat", "completions", "messages"]
+Api = Literal["chat", "completions", "messages", "responses", "embeddings", "generate"]
+"""Messages and responses are read as the chats that they mean, tokens in and out as completions."""
 
 _MOST_BIAS = 100
 
@@ -194,8 +195,10 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
     """
     limit = _number(body, "max_completion_tokens") if api == "chat" else None
     limit = _number(body, "max_tokens") if limit is None else limit
-    if limit is None and api == "completions":
+    if limit is None and api in ("completions", "generate"):
         limit = 16
+    if api == "embeddings":
+        limit = 1
     extra = body.get("vllm_xargs") or body.get("custom_params") or {}
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
@@ -204,7 +207,7 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
             "Stream options can only be defined when `stream=True`.", param="stream_options"
         )
     choices = _number(body, "n") or 1
-    found = prompts(body) if api == "completions" else [_chat(body)]
+    found = prompts(body) if "prompt" in body or api == "completions" else [_chat(body)]
     session = body.get("session_id") or headers.get("x-session-id") or extra.get("session_id")
     return Ask(
         api=api,

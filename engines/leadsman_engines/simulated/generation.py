@@ -6,7 +6,7 @@ still under way is taken back from the engine.
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import msgspec
@@ -19,6 +19,7 @@ from leadsman_engines.simulated.bodies import Ask, BadRequestError, Conversation
 from leadsman_engines.simulated.live import EngineGoneError, LiveEngine
 from leadsman_engines.simulated.make import AnyEngine
 from leadsman_engines.simulated.reports import FirstTokenTimes
+from leadsman_engines.simulated.responses_answers import ResponseStream
 from leadsman_engines.simulated.text import Tokenizer
 from leadsman_engines.simulated.tickets import Sink, Ticket, Wish
 
@@ -141,10 +142,11 @@ class Generation:
             choice = progress.choice
             for left in reversed(range(progress.tokens)):
                 finished = None if left else progress.finished
-                text = "" if finished == "stop" else tickets[choice].reply(given[choice])[1]
+                token, text = tickets[choice].reply(given[choice])
+                text = "" if finished == "stop" else text
                 given[choice] += 1
                 usage.generated += 1
-                yield Piece(choice=choice, text=text, finished=finished)
+                yield Piece(choice=choice, text=text, ids=(token,), finished=finished)
             under_way -= progress.finished is not None
 
     def _loop_time(self) -> float:
@@ -153,27 +155,40 @@ class Generation:
     async def _whole(
         self, ask: Ask, name: str, pieces: AsyncIterator[Piece], usage: Usage
     ) -> web.Response:
-        texts = [""] * len(ask.prompts)
-        reasons: list[str | None] = [None] * len(ask.prompts)
+        made = [Piece(choice=index, text="") for index in range(len(ask.prompts))]
         async for piece in pieces:
-            texts[piece.choice] += piece.text
-            reasons[piece.choice] = piece.finished
-        made = [
-            Piece(choice=index, text=text, finished=reasons[index])
-            for index, text in enumerate(texts)
-        ]
-        if ask.api == "messages":
-            return json_response(whole_message(name, self._model, made[0], usage))
-        return json_response(answers.whole(ask.api, name, self._model, made, usage))
+            before = made[piece.choice]
+            made[piece.choice] = replace(
+                piece, text=before.text + piece.text, ids=before.ids + piece.ids
+            )
+        return json_response(self._as_whole(ask, name, made, usage))
+
+    def _as_whole(self, ask: Ask, name: str, made: list[Piece], usage: Usage) -> object:
+        match ask.api:
+            case "messages":
+                return whole_message(name, self._model, made[0], usage)
+            case "responses":
+                return ResponseStream(id=name, model=self._model).whole(made[0], usage)
+            case "embeddings":
+                return answers.whole_embeddings(name, self._model, len(made), usage)
+            case "generate":
+                return answers.whole_tokens(name, made, usage)
+            case "chat" | "completions":
+                return answers.whole(ask.api, name, self._model, made, usage)
 
     def _stream_shape(self, ask: Ask, name: str) -> answers.Stream:
+        include_usage = ask.include_usage or self._front.force_include_usage
         if ask.api == "messages":
             return MessageStream(id=name, model=self._model)
+        if ask.api == "responses":
+            return ResponseStream(id=name, model=self._model)
+        if ask.api == "generate":
+            return answers.TokenStream(id=name, include_usage=include_usage)
         shape = answers.ChatStream if ask.api == "chat" else answers.CompletionStream
         return shape(
             id=name,
             model=self._model,
-            include_usage=ask.include_usage or self._front.force_include_usage,
+            include_usage=include_usage,
             continuous_usage=ask.continuous_usage,
         )
 
@@ -186,6 +201,8 @@ class Generation:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
+        if opening := shape.opening():
+            await response.write(opening)
         try:
             async for piece in pieces:
                 await response.write(shape.piece(piece, usage))

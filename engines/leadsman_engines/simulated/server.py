@@ -1,5 +1,7 @@
 """The HTTP server of a simulated engine: a vLLM client cannot tell it apart at these endpoints.
 
+Embeddings are made by any model here; vLLM serves them by some alone.
+
 Source: vLLM 0.32 entrypoints (routes, error shapes, which of them need development mode).
 """
 
@@ -22,6 +24,7 @@ from leadsman_engines.simulated.live import (
 )
 from leadsman_engines.simulated.make import AnyEngine
 from leadsman_engines.simulated.publish import EventPublisher
+from leadsman_engines.simulated.responses_bodies import responses_as_chat
 from leadsman_engines.simulated.text import BadTemplateInputError
 
 LARGEST_BODY = 512 * 2**20
@@ -52,11 +55,8 @@ class ApiServer:
         async def handle(request: web.Request) -> web.StreamResponse:
             body = bodies.decode(await request.read(), request.headers.get("content-type", ""))
             bodies.check_model(body, self._model)
-            if api == "messages":
-                body = anthropic_as_chat(body)
-            ask = bodies.read(api, body, self._headers(request))
-            prefix = {"chat": "chatcmpl-", "completions": "cmpl-", "messages": "chatcmpl-"}[api]
-            name = prefix + (request.headers.get("x-request-id") or uuid4().hex)
+            ask = bodies.read(api, _as_read(api, body), self._headers(request))
+            name = _PREFIXES[api] + (request.headers.get("x-request-id") or uuid4().hex)
             prompts = [await self._generation.ids(prompt) for prompt in ask.prompts]
             return await self._generation.answer(request, ask, name, prompts)
 
@@ -93,6 +93,15 @@ class ApiServer:
         limit = self._served.engine.settings.max_model_len
         return json_response(
             {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": pieces}
+        )
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        body = bodies.decode(await request.read(), request.headers.get("content-type", ""))
+        text = self._generation.text(
+            bodies.conversation(anthropic_as_chat({"max_tokens": 1} | body))
+        )
+        return json_response(
+            {"input_tokens": len(await self._generation.encode(text, special=False))}
         )
 
     async def _models(self, _: web.Request) -> web.Response:
@@ -134,6 +143,10 @@ class EngineServer(ApiServer):
             "/v1/chat/completions": self._generating("chat"),
             "/v1/completions": self._generating("completions"),
             "/v1/messages": self._generating("messages"),
+            "/v1/messages/count_tokens": self._answering_errors("messages", self._count_tokens),
+            "/v1/responses": self._generating("responses"),
+            "/v1/embeddings": self._generating("embeddings"),
+            "/inference/v1/generate": self._generating("generate"),
             "/tokenize": self._answering_errors("chat", self._tokenize),
         }
         get: dict[str, Handler] = {
@@ -172,6 +185,29 @@ class EngineServer(ApiServer):
 
     async def _reset_prefix_cache(self, _: web.Request) -> web.Response:
         return json_response({"success": self._live.engine.reset_cache()})
+
+
+_PREFIXES: Mapping[Api, str] = {
+    "chat": "chatcmpl-",
+    "completions": "cmpl-",
+    "messages": "chatcmpl-",
+    "responses": "resp_",
+    "embeddings": "embd-",
+    "generate": "generate-tokens-",
+}
+
+
+def _as_read(api: Api, body: dict[str, Any]) -> dict[str, Any]:
+    """Write a body as the chat or the completion that it means; raises BadRequestError."""
+    if api == "messages":
+        return anthropic_as_chat(body)
+    if api == "responses":
+        return responses_as_chat(body)
+    if api == "embeddings" and "messages" not in body:
+        return body | {"prompt": body.get("input")}
+    if api == "generate":
+        return body | {"prompt": body.get("token_ids")} | (body.get("sampling_params") or {})
+    return body
 
 
 def refusal(
