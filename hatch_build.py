@@ -25,8 +25,9 @@ HOT = {
     ),
     "extproc/leadsman_extproc/http2": "calls connection frames headers messages outflow stream",
     "extproc/leadsman_extproc": (
-        "bodies chat events exchange fields gather grants messages_api models own_tokens picking "
-        "prompts reading rows segments session sse templates verdict watch wire wishes"
+        "bodies chat events exchange fields gather grants messages_api models native_bodies "
+        "own_tokens picking prompts reading responses_api rows segments session sse templates "
+        "verdict watch wire wishes"
     ),
     "engines/leadsman_engines/simulated": (
         "blocks cache engine hardware scheduler sequences steps stretch"

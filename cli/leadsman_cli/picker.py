@@ -97,6 +97,7 @@ def picker(
         models=plan.models,
         secret=plan.secret,
         block_sizes=fleet.block_sizes,
+        only_model=fleet.only_model,
         tokenize=engines,
         parity=parity,
         importance=importance_of,

@@ -68,7 +68,7 @@ class EngineTokenizer:
         return None
 
     def _ways(self, endpoint: str, question: Question) -> Iterator[tuple[str, bytes]]:
-        if endpoint not in self._without_render:
+        if question.path is not None and endpoint not in self._without_render:
             yield question.path + "/render", question.sent
         if question.tokenize is not None:
             yield "/tokenize", question.tokenize

@@ -16,10 +16,18 @@ from typing import Final
 
 import msgspec
 
-from leadsman_extproc.body import Body, ChatPrompt, JsonObject, MessagesPrompt, RawPrompts
+from leadsman_extproc.body import (
+    Body,
+    ChatPrompt,
+    JsonObject,
+    MessagesPrompt,
+    RawPrompts,
+    ResponsesPrompt,
+)
 from leadsman_extproc.chat import variables
 from leadsman_extproc.messages_api import as_chat
 from leadsman_extproc.models import ModelText
+from leadsman_extproc.responses_api import responses_as_chat
 from leadsman_extproc.templates import TemplateError
 
 _KEPT: Final = (
@@ -34,11 +42,11 @@ _KEPT: Final = (
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """One body as it is asked about.
 
-    path: of the API that it came to. sent: as it came. tokenize: what `/tokenize` takes in its
-    place; None where that cannot be asked about it.
+    path: of the API that it came to, where engines say the tokens of such a body. sent: as it
+    came. tokenize: what `/tokenize` takes in its place; None where that cannot be asked about it.
     """
 
-    path: str
+    path: str | None
     sent: bytes
     tokenize: bytes | None
 
@@ -47,20 +55,21 @@ def question(body: Body, sent: bytes, text: ModelText | None) -> Question | None
     """Put a request as a question; text: its model's, where it is known here."""
     match body.prompt:
         case RawPrompts(texts=(only,), specials=specials):
-            path = "/v1/completions"
             asked: JsonObject | None = {"prompt": only, "add_special_tokens": specials}
         case ChatPrompt(messages=messages, fields=fields):
-            path, asked = "/v1/chat/completions", _chat(messages, fields)
-        case MessagesPrompt():
-            path, asked = "/v1/messages", _messages(body.prompt, text)
+            asked = _chat(messages, fields)
+        case MessagesPrompt() | ResponsesPrompt(goes_on=False):
+            asked = _other(body.prompt, text)
         case _:
             return None
     encoded = None if asked is None else msgspec.json.encode({"model": body.model, **asked})
-    return Question(path=path, sent=sent, tokenize=encoded)
+    return Question(path=body.renders, sent=sent, tokenize=encoded)
 
 
-def _messages(prompt: MessagesPrompt, text: ModelText | None) -> JsonObject | None:
+def _other(prompt: MessagesPrompt | ResponsesPrompt, text: ModelText | None) -> JsonObject | None:
     try:
+        if isinstance(prompt, ResponsesPrompt):
+            return _chat(*responses_as_chat(prompt))
         return _chat(*as_chat(prompt, system_first=text is not None and text.wants_system_first))
     except TemplateError:
         return None

@@ -8,10 +8,11 @@ the engine would have served. Hence three outcomes. A `Body` is a request that w
 is kept to what no engine can read (not JSON, a prompt of the wrong type) and to our own field,
 `max_queue_wait_s`.
 
-Chat prompts stay as the client wrote them: templates read them, see `chat` and `messages_api`.
+Chat prompts stay as the client wrote them: templates read them, see `chat`, `messages_api` and
+`responses_api`. The engines' own APIs are read by `native_bodies`.
 
-Source: vLLM 0.33 entrypoints/openai/{chat_completion,completion}/protocol.py and
-entrypoints/anthropic/protocol.py.
+Source: vLLM 0.33 entrypoints/openai/{chat_completion,completion,responses}/protocol.py,
+entrypoints/pooling/embed/protocol.py and entrypoints/anthropic/protocol.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from leadsman.units import Seconds, Tokens
+from leadsman.units import Tokens
 
 from leadsman_extproc.body import (
     Api,
@@ -30,19 +31,19 @@ from leadsman_extproc.body import (
     MessagesPrompt,
     NotForUs,
     RawPrompts,
+    ResponsesPrompt,
 )
 from leadsman_extproc.fields import (
     BadFieldError,
-    bad_prompt,
-    queue_wait_bound,
-    text,
-    token_ids,
+    common,
+    messages_of,
+    missing,
+    raw_prompts,
     whole,
 )
+from leadsman_extproc.native_bodies import read_sglang_generate, read_vllm_generate
 
-QUEUE_WAIT_FIELD: Final = "max_queue_wait_s"
 COMPLETIONS_DEFAULT_MAX_TOKENS: Final[Tokens] = 16
-
 
 Decode: TypeAlias = Callable[[bytes], JsonObject]
 _DECODE: Final[Decode] = msgspec.json.Decoder(JsonObject).decode
@@ -79,48 +80,91 @@ def _decoded(raw: bytes, decode: Decode) -> JsonObject:
 
 
 def _read_chat(fields: JsonObject, size: int) -> Body | NotForUs:
-    if (missing := _missing(fields, "messages")) is not None:
-        return missing
+    if (absent := missing(fields, "model", "messages")) is not None:
+        return absent
     limit = whole(fields.get("max_completion_tokens"))
     return Body(
         api=Api.OPENAI,
-        prompt=ChatPrompt(messages=_messages(fields), fields=fields),
+        prompt=ChatPrompt(messages=messages_of(fields["messages"], "messages"), fields=fields),
         max_tokens=limit if limit is not None else whole(fields.get("max_tokens")),
         reads_cache=not _asks_prompt_logprobs(fields, "top_logprobs"),
-        **_common(fields, size),
+        renders="/v1/chat/completions",
+        **common(fields, size),
     )
 
 
 def _read_completion(fields: JsonObject, size: int) -> Body | NotForUs:
-    if (missing := _missing(fields, "prompt")) is not None:
-        return missing
+    if (absent := missing(fields, "model", "prompt")) is not None:
+        return absent
     default = None if "max_tokens" in fields else COMPLETIONS_DEFAULT_MAX_TOKENS
     limit = whole(fields.get("max_tokens"))
     return Body(
         api=Api.OPENAI,
-        prompt=_raw_prompts(fields),
+        prompt=raw_prompts(fields, "prompt"),
         max_tokens=limit if limit is not None else default,
         reads_cache=not _asks_prompt_logprobs(fields, "logprobs"),
-        **_common(fields, size),
+        renders="/v1/completions",
+        **common(fields, size),
     )
 
 
 def _read_messages(fields: JsonObject, size: int) -> Body | NotForUs:
-    if (missing := _missing(fields, "messages")) is not None:
-        return missing
+    if (absent := missing(fields, "model", "messages")) is not None:
+        return absent
     return Body(
         api=Api.ANTHROPIC,
-        prompt=MessagesPrompt(messages=_messages(fields), fields=fields),
+        prompt=MessagesPrompt(messages=messages_of(fields["messages"], "messages"), fields=fields),
         max_tokens=whole(fields.get("max_tokens")),
-        **_common(fields, size),
+        renders="/v1/messages",
+        **common(fields, size),
     )
 
 
+def _read_responses(fields: JsonObject, size: int) -> Body | NotForUs:
+    if (absent := missing(fields, "model", "input")) is not None:
+        return absent
+    given = fields["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadFieldError("input must be a string or a list of items", "input")
+    earlier = ("previous_response_id", "previous_input_messages", "conversation")
+    return Body(
+        api=Api.OPENAI,
+        prompt=ResponsesPrompt(
+            items=items,
+            fields=fields,
+            goes_on=any(fields.get(name) is not None for name in earlier),
+        ),
+        max_tokens=whole(fields.get("max_output_tokens")),
+        renders="/v1/responses",
+        **common(fields, size),
+    )
+
+
+def _read_embeddings(fields: JsonObject, size: int) -> Body | NotForUs:
+    """Read what ends with its prefill: to the engine's scheduler it is a request of one token."""
+    chat = fields.get("messages")
+    if (absent := missing(fields, "model", "input" if chat is None else "messages")) is not None:
+        return absent
+    prompt: ChatPrompt | RawPrompts
+    if chat is None:
+        prompt = raw_prompts(fields, "input")
+    else:
+        asked = fields if "add_generation_prompt" in fields else fields | _NOTHING_TO_SAY
+        prompt = ChatPrompt(messages=messages_of(chat, "messages"), fields=asked)
+    return Body(api=Api.OPENAI, prompt=prompt, max_tokens=1, **common(fields, size))
+
+
+_NOTHING_TO_SAY: Final[JsonObject] = {"add_generation_prompt": False}
 _Read: TypeAlias = Callable[[JsonObject, int], Body | NotForUs]
 _ROUTES: Final[tuple[tuple[str, Api, _Read], ...]] = (
     ("/v1/chat/completions", Api.OPENAI, _read_chat),
     ("/v1/completions", Api.OPENAI, _read_completion),
     ("/v1/messages", Api.ANTHROPIC, _read_messages),
+    ("/v1/responses", Api.OPENAI, _read_responses),
+    ("/v1/embeddings", Api.OPENAI, _read_embeddings),
+    ("/inference/v1/generate", Api.OPENAI, read_vllm_generate),
+    ("/generate", Api.OPENAI, read_sglang_generate),
 )
 
 
@@ -128,76 +172,6 @@ _ROUTES: Final[tuple[tuple[str, Api, _Read], ...]] = (
 def _route(path: str) -> tuple[Api, _Read] | None:
     bare = path.partition("?")[0].rstrip("/")
     return next(((api, read) for end, api, read in _ROUTES if bare.endswith(end)), None)
-
-
-def _missing(fields: JsonObject, prompt: str) -> NotForUs | None:
-    for name in ("model", prompt):
-        if fields.get(name) is None:
-            return NotForUs(why=f"no {name}")
-    return None
-
-
-def _common(fields: JsonObject, size: int) -> dict[str, Any]:
-    """Read what all three APIs share."""
-    model = fields["model"]
-    if not isinstance(model, str):
-        raise BadFieldError("model must be a string", "model")
-    options = fields.get("stream_options")
-    metadata = fields.get("metadata")
-    bound = _bound(fields)
-    return {
-        "model": model,
-        "size": size,
-        "stream": fields.get("stream") is True,
-        "include_usage": isinstance(options, dict) and options.get("include_usage") is True,
-        "n": max(1, whole(fields.get("n")) or 1),
-        "priority": whole(fields.get("priority")) or 0,
-        "cache_salt": text(fields, "cache_salt"),
-        "truncates": _truncation(fields),
-        "max_queue_wait": bound,
-        "session": text(fields, "session_id") or text(fields, "prompt_cache_key"),
-        "user": text(fields, "user")
-        or (text(metadata, "user_id") if isinstance(metadata, dict) else None),
-    }
-
-
-def _bound(fields: JsonObject) -> Seconds | None:
-    value = fields.get(QUEUE_WAIT_FIELD)
-    if value is None:
-        return None
-    bound = queue_wait_bound(value)
-    if isinstance(bound, str):
-        raise BadFieldError(f"{QUEUE_WAIT_FIELD} {bound}", QUEUE_WAIT_FIELD)
-    return bound
-
-
-def _messages(fields: JsonObject) -> list[JsonObject]:
-    messages = fields["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise BadFieldError("messages must be a list of at least one message", "messages")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            where = f"messages[{index}]"
-            raise BadFieldError(f"{where} must be an object with a role", where)
-    return messages
-
-
-def _raw_prompts(fields: JsonObject) -> RawPrompts:
-    """Read a prompt in any of its four shapes.
-
-    Source: the OpenAI API reference, completions: string, tokens, array of either.
-    """
-    prompt = fields["prompt"]
-    specials = fields.get("add_special_tokens") is not False
-    if isinstance(prompt, str):
-        return RawPrompts(texts=(prompt,), specials=specials)
-    if isinstance(prompt, list) and prompt:
-        if all(type(part) is str for part in prompt):
-            return RawPrompts(texts=tuple(prompt), specials=specials)
-        if all(type(part) is list for part in prompt):
-            return RawPrompts(ids=tuple(token_ids(part) for part in prompt))
-        return RawPrompts(ids=(token_ids(prompt),))
-    raise bad_prompt()
 
 
 def _asks_prompt_logprobs(fields: Mapping[str, Any], echoed: str) -> bool:
@@ -208,8 +182,3 @@ def _asks_prompt_logprobs(fields: Mapping[str, Any], echoed: str) -> bool:
     if fields.get("prompt_logprobs") is not None:
         return True
     return fields.get("echo") is True and bool(fields.get("logprobs")) and bool(fields.get(echoed))
-
-
-def _truncation(fields: Mapping[str, Any]) -> Tokens | None:
-    limit = whole(fields.get("truncate_prompt_tokens"))
-    return limit if limit is not None and limit > 0 else None

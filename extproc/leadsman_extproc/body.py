@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 import msgspec
+from leadsman.keys import MultimodalItem
 from leadsman.units import Seconds, TokenIds, Tokens
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -53,29 +54,46 @@ class MessagesPrompt(msgspec.Struct, frozen=True, kw_only=True):
     fields: JsonObject
 
 
-class RawPrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts of /v1/completions: texts or token ids; each is a request of its own in the engine.
+class ResponsesPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """An OpenAI Responses request as sent: `fields` is the whole body, `items` are objects.
 
-    specials: whether the engine adds its begin and end tokens to a text.
+    goes_on: whether it follows an earlier response, whose conversation its engine alone has kept.
+    """
+
+    items: list[JsonObject]
+    fields: JsonObject
+    goes_on: bool
+
+
+class RawPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts that no template shapes: texts or token ids; each is a request of its own to the
+    engine.
+
+    specials: whether the engine adds its begin and end tokens to a text. items: what stands in
+    ids' places beside the text, of a single prompt. media: items whose places nobody has said.
     """
 
     texts: tuple[str, ...] = ()
     ids: tuple[TokenIds, ...] = ()
     specials: bool = True
+    items: tuple[MultimodalItem, ...] = ()
+    media: int = 0
 
 
-Prompt: TypeAlias = ChatPrompt | MessagesPrompt | RawPrompts
+Prompt: TypeAlias = ChatPrompt | MessagesPrompt | ResponsesPrompt | RawPrompts
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
     """One request that can be priced.
 
-    size: bytes of the body. reads_cache: False where the engine skips its prefix cache.
-    truncates: the engine will cut the prompt to this many tokens.
+    model: None where the API needs none, and the only one is meant. size: bytes of the body.
+    reads_cache: False where the engine skips its prefix cache. truncates: the engine will cut the
+    prompt to this many tokens. renders: the path below which an engine says its tokens, where the
+    body can be sent there as it is.
     """
 
     api: Api
-    model: str
+    model: str | None
     prompt: Prompt
     size: int
     max_tokens: Tokens | None = None
@@ -89,3 +107,4 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_wait: Seconds | None = None
     session: str | None = None
     user: str | None = None
+    renders: str | None = None

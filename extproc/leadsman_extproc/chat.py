@@ -8,16 +8,18 @@ not know become system messages, and those one. Tools are written out again in t
 schema's fields, without what the schema does not know.
 
 Media (images, sounds, videos) become placeholders of the model that only its engine expands: they
-are listed by content and the tokens are no longer exact.
+are counted, and only what stands before the first of them is exact.
 
 Source: vLLM 0.33 renderers/chat_utils/chat_message.py, parse_chat_messages; renderers/hf.py,
 safe_apply_chat_template; entrypoints/openai/chat_completion/protocol.py.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import filterfalse
 from typing import Any, Final
+
+import msgspec
 
 from leadsman_extproc.body import JsonObject
 from leadsman_extproc.shapes import Chat
@@ -25,6 +27,7 @@ from leadsman_extproc.templates import ChatTemplate, ContentFormat, TemplateErro
 
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _PLAIN_ROLES: Final = frozenset({"user", "assistant"})
+_MARK: Final[JsonObject] = {"type": "text", "text": "\0"}
 _BILLING: Final = "x-anthropic-billing-header"
 """First words of a line that Claude Code changes with every request, and that vLLM drops."""
 
@@ -61,15 +64,34 @@ def chat(
     )
 
 
-def media(messages: Iterable[JsonObject]) -> tuple[str, ...]:
-    """Name each image, sound or video in the conversation by its content, in order."""
-    return tuple(
-        _named(part)
+def media(messages: Iterable[JsonObject]) -> int:
+    """Count the images, sounds and videos in a conversation."""
+    return sum(_is_medium(part) for message in messages for part in _listed(message))
+
+
+def media_bytes(messages: Iterable[JsonObject]) -> int:
+    """Count the bytes of a body that are pictures or sounds, not text."""
+    parts = (part for message in messages for part in _listed(message) if _is_medium(part))
+    return sum(len(msgspec.json.encode(part)) for part in parts)
+
+
+def without_media(messages: Iterable[JsonObject]) -> list[JsonObject]:
+    """Put a mark at the beginning of each message that has media, and leave these out.
+
+    What a template writes of these as of the true ones, from the first character on, is before all
+    media. Where content is one text, engines put media before it.
+    """
+    return [
+        {**message, "content": [_MARK, *filterfalse(_is_medium, _listed(message))]}
+        if any(map(_is_medium, _listed(message)))
+        else message
         for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if isinstance(part, dict) and not _is_text(part)
-    )
+    ]
+
+
+def _listed(message: JsonObject) -> Sequence[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else ()
 
 
 def variables(fields: JsonObject) -> dict[str, Any]:
@@ -147,13 +169,10 @@ def _all_text(parts: Sequence[JsonObject]) -> bool:
     return all(part["type"] == "text" for part in parts)
 
 
-def _is_text(part: JsonObject) -> bool:
-    return part.get("type") in _TEXT_PARTS or part.get("type") == "tool_reference"
-
-
-def _named(part: JsonObject) -> str:
-    content = json.dumps(part, sort_keys=True).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _is_medium(part: object) -> bool:
+    if not isinstance(part, dict):
+        return False
+    return not (part.get("type") in _TEXT_PARTS or part.get("type") == "tool_reference")
 
 
 def _without_billing(item: Any) -> object:

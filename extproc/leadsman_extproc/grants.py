@@ -40,7 +40,7 @@ class Grant:
     worker: WorkerId
     endpoint: str
     sent_at: Seconds
-    body_size: int = 0
+    text_size: int = 0
     first_token_at: Seconds | None = None
     tokens: Tokens = 0
     ended_at: Seconds | None = None
@@ -83,7 +83,7 @@ class Grants:
         return self._by_id.get(RequestId(request))
 
     def open(
-        self, request: Request, admitted: Admitted, now: Seconds, *, body_size: int = 0
+        self, request: Request, admitted: Admitted, now: Seconds, *, text_size: int = 0
     ) -> Grant:
         """Open the grant of a request that was decided; the decision has reserved its work."""
         assert request.id not in self._by_id, f"{request.id} is in flight already"
@@ -93,7 +93,7 @@ class Grants:
             worker=admitted.worker,
             endpoint=admitted.endpoint,
             sent_at=now,
-            body_size=body_size,
+            text_size=text_size,
         )
         self._by_id[request.id] = grant
         self.in_flight[grant.worker] += 1

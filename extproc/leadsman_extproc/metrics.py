@@ -75,6 +75,7 @@ class Counts:
     """
 
     decisions: Counter[str] = field(default_factory=Counter)
+    tokens_by: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     set_aside: Counter[str] = field(default_factory=Counter)
     rejects: Counter[str] = field(default_factory=Counter)
@@ -180,6 +181,7 @@ class Counts:
 
 BY_LABEL = (
     ("decisions", "kind", "Requests by what was decided: admitted, refused, passed, rejected."),
+    ("tokens_by", "how", "Requests decided on, by how the number of their tokens is known."),
     ("refusals", "reason", "Refused requests by reason."),
     ("set_aside", "reason", "Requests admitted although refused: shadow mode, or a probe."),
     ("rejects", "status", "Requests that could not be read, by status."),

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
-from leadsman_extproc.body import ChatPrompt, JsonObject, MessagesPrompt
-from leadsman_extproc.chat import chat, media
+from leadsman_extproc.body import ChatPrompt, JsonObject, MessagesPrompt, ResponsesPrompt
+from leadsman_extproc.chat import chat, media, without_media
 from leadsman_extproc.messages_api import as_chat
+from leadsman_extproc.responses_api import responses_as_chat
 from leadsman_extproc.segments import SegmentCache
 from leadsman_extproc.shapes import Chat, Rendered
 from leadsman_extproc.templates import ChatTemplate, TemplateError
@@ -43,16 +44,27 @@ class ModelText:
         """Whether a system message may only stand at the beginning."""
         return any(template.wants_system_first for template in self.templates.values())
 
-    def render(self, prompt: ChatPrompt | MessagesPrompt) -> Rendered:
+    def render(self, prompt: ChatPrompt | MessagesPrompt | ResponsesPrompt) -> Rendered:
         """Write out a conversation. Raises TemplateError where the engine would refuse it."""
         template = self._template(with_tools=bool(prompt.fields.get("tools")))
-        messages, fields = prompt.messages, prompt.fields
         if isinstance(prompt, MessagesPrompt):
             messages, fields = as_chat(prompt, system_first=template.wants_system_first)
+        elif isinstance(prompt, ResponsesPrompt):
+            messages, fields = responses_as_chat(prompt)
+        else:
+            messages, fields = prompt.messages, prompt.fields
+        text, items = self._written(messages, fields, template), media(messages)
+        if not items:
+            return Rendered(text=text)
+        marked = self._written(without_media(messages), fields, template)
+        return Rendered(text=text, media=items, certain=_alike(text, marked))
+
+    def _written(
+        self, messages: list[JsonObject], fields: JsonObject, template: ChatTemplate
+    ) -> bytes:
         pieces = template.pieces(chat(messages, fields, template, self.variables))
         try:
-            text = b"".join(map(str.encode, pieces))
-            return Rendered(text=text, media=media(messages))
+            return b"".join(map(str.encode, pieces))
         except UnicodeEncodeError as problem:
             raise TemplateError("the text cannot be written as UTF-8") from problem
 
@@ -116,6 +128,18 @@ def _config(path: Path) -> JsonObject:
         return msgspec.json.decode(path.read_bytes(), type=JsonObject)
     except msgspec.DecodeError as problem:
         raise ValueError(f"{path}: {problem}") from problem
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """Count the bytes with which both begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _special_tokens(config: JsonObject) -> dict[str, str]:

@@ -160,21 +160,24 @@ class Picking:
             return self._fall_back(request, arrival, "error")
         self.counts.decide_seconds.observe(self.clock() - now)
         self.counts.read_seconds.observe(now - arrival.at)
+        self.counts.tokens_by[read.tokens_by] += 1
         if isinstance(decision, Held):
-            settle = partial(self._settle, arrival, read.api)
+            settle = partial(self._settle, arrival, read)
             return self.waiting.verdict(decision, settle)
-        return self._told(request, decision, arrival, read.api)
+        return self._told(request, decision, arrival, read)
 
-    def _settle(self, arrival: Arrival, api: Api, settled: Settled) -> Verdict:
-        return self._told(settled.request, settled.decision, arrival, api)
+    def _settle(self, arrival: Arrival, read: ReadRequest, settled: Settled) -> Verdict:
+        return self._told(settled.request, settled.decision, arrival, read)
 
-    def _told(self, request: Request, decision: Decision, arrival: Arrival, api: Api) -> Verdict:
+    def _told(
+        self, request: Request, decision: Decision, arrival: Arrival, read: ReadRequest
+    ) -> Verdict:
         self.keeps.decided(request, decision, self.clock())
         match decision:
             case Admitted():
-                return self._send(request, decision, arrival)
+                return self._send(request, decision, arrival, read.text_size)
             case Refused():
-                return self._refuse(decision, api)
+                return self._refuse(decision, read.api)
             case other:
                 assert_never(other)
 
@@ -184,10 +187,12 @@ class Picking:
             return replace(budget, hold=None)
         return budget
 
-    def _send(self, request: Request, admitted: Admitted, arrival: Arrival) -> SendOn:
+    def _send(
+        self, request: Request, admitted: Admitted, arrival: Arrival, text_size: int = 0
+    ) -> SendOn:
         self.counts.admitted(request, admitted)
-        now, size = self.clock(), len(arrival.body)
-        grant = self.grants.open(request, admitted, now, body_size=size)
+        now = self.clock()
+        grant = self.grants.open(request, admitted, now, text_size=text_size)
         worker = self.workers.of(admitted.worker)
         self.report(granted(grant, worker.settings.block_size if worker else None, now))
         headers = self._headers(arrival, worker, grant.endpoint)

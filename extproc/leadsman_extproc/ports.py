@@ -5,6 +5,7 @@ knows only these, so it can be tested with a few scripted lines.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
 from random import Random
 from typing import Protocol, TypeAlias
 
@@ -80,11 +81,32 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
         return self.headers.get(":path", "")
 
 
+class TokensBy(StrEnum):
+    """How the number of a prompt's tokens is known; all but the first three are estimates.
+
+    HISTORY: part of the conversation is kept by an engine alone. CUT: the engine cuts it.
+    """
+
+    OWN = "own"
+    ENGINE = "engine"
+    CLIENT = "client"
+    ESTIMATE = "estimate"
+    MEDIA = "media"
+    HISTORY = "history"
+    CUT = "cut"
+
+
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that can be priced, and whose API's words its refusal needs."""
+    """A request that can be priced, and whose API's words its refusal needs.
+
+    text_size: bytes of the body of which its tokens are made, to learn from; 0 where some are no
+    text.
+    """
 
     request: Request
     api: Api
+    text_size: int = 0
+    tokens_by: TokensBy = TokensBy.ESTIMATE
 
 
 Read: TypeAlias = ReadRequest | NotForUs | BadRequest

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Final
 
 import numpy as np
-from leadsman.keys import block_keys, extend_keys, root_key
+from leadsman.keys import MultimodalItem, block_keys, extend_keys, root_key
 from leadsman.units import Keys, TokenIds, Tokens
 
 _OVERHEAD: Final = 100
@@ -29,7 +29,7 @@ _OVERHEAD: Final = 100
 class Prompt:
     """A text's pieces, their ids, and the keys of its blocks as they are asked for."""
 
-    __slots__ = ("_ends", "_ids", "_inherited", "_keys", "pieces")
+    __slots__ = ("_ends", "_ids", "_inherited", "_items", "_keys", "pieces")
 
     def __init__(
         self,
@@ -37,9 +37,14 @@ class Prompt:
         pieces: Sequence[bytes] = (),
         base: "Prompt | None" = None,
         shared: int = 0,
+        items: Sequence[MultimodalItem] = (),
     ) -> None:
-        """Take ids piece by piece; the first `shared` pieces are those of `base`."""
+        """Take ids piece by piece; the first `shared` pieces are those of `base`.
+
+        items: what stands in ids' places beside text, of ids without pieces.
+        """
         self.pieces = pieces
+        self._items = items
         self._ids = ids
         self._keys: dict[tuple[Tokens, int], Keys] = {}
         self._inherited: dict[tuple[Tokens, int], Keys] = {}
@@ -63,6 +68,15 @@ class Prompt:
         """Give the ids of the first pieces, and these."""
         return list(self._ids[:count]), list(self.pieces[:count])
 
+    def beginning(self, size: int) -> "Prompt":
+        """Give what surely begins so of a text that is certain for its first `size` bytes.
+
+        Pieces are whole, and where the next one begins a text may be cut.
+        """
+        ends = accumulate(map(len, self.pieces))
+        count = sum(end <= size for end in ends)
+        return Prompt(self._ids[:count], self.pieces[:count], self, count)
+
     def whole(self) -> TokenIds:
         """Join the ids."""
         if len(self._ids) == 1:
@@ -80,7 +94,7 @@ class Prompt:
         return keys
 
     def _named(self, block_size: Tokens, seed: int) -> Keys:
-        return block_keys(np.ascontiguousarray(self.whole()), block_size, seed)
+        return block_keys(np.ascontiguousarray(self.whole()), block_size, seed, self._items)
 
     def _more(self, known: Keys, block_size: Tokens, seed: int) -> Keys:
         parent = int(known[-1]) if len(known) else root_key(seed, block_size)

@@ -2,10 +2,10 @@
 
 The question: what will this request be to an engine. Three ways, best first: the model's own
 tokenizer and template (exact, as long as engines give the same: see `parity`); the engine's
-`/tokenize` (exact, but a round trip); an estimate,
-from the bytes that a token of this model has taken lately, which says that it is one and carries
-no keys. A prompt with images, or one that the engine truncates, is estimated too: the tokens that
-it becomes are known to the engine alone.
+`/tokenize` (exact, but a round trip); an estimate, from the bytes that a token of this model has
+taken lately, which says that it is one and carries no keys. A prompt with images, one that the
+engine truncates, or one whose history the engine alone has, is estimated too: the tokens that it
+becomes are known to the engine alone. But what stands before the first image is certain, and keyed.
 
 Work that takes long (a long text, seen for the first time) goes to a thread; what was seen before
 does not, so most turns of most conversations never leave the event loop.
@@ -28,12 +28,13 @@ from leadsman.units import Keys, TokenIds, Tokens
 
 from leadsman_extproc.asking import Question, question
 from leadsman_extproc.bodies import read_body
-from leadsman_extproc.body import BadRequest, Body, NotForUs
+from leadsman_extproc.body import BadRequest, Body, NotForUs, ResponsesPrompt
 from leadsman_extproc.body_memory import BodyMemory
+from leadsman_extproc.chat import media_bytes
 from leadsman_extproc.models import ServedModel
-from leadsman_extproc.own_tokens import OwnTokens, wraps
+from leadsman_extproc.own_tokens import OwnTokens, conversation, wraps
 from leadsman_extproc.parity import LARGEST, Parity, Sample
-from leadsman_extproc.ports import Arrival, Read, ReadRequest
+from leadsman_extproc.ports import Arrival, Read, ReadRequest, TokensBy
 from leadsman_extproc.prompts import Prompt
 from leadsman_extproc.shapes import Pending
 from leadsman_extproc.wishes import HeaderNames, read_wishes
@@ -62,6 +63,7 @@ class Reader:
     """Reads requests for the models that it knows, and estimates those that it does not.
 
     block_sizes: those of a model's workers. tokenize: the engine's own tokenizer, where reachable.
+    only_model: the one that all workers serve, where it is one, for requests that name none.
     parity: whether our own is believed; without it, it is. importance: of an objective, by name.
     """
 
@@ -70,6 +72,7 @@ class Reader:
     block_sizes: Callable[[str], tuple[Tokens, ...]]
     headers: HeaderNames = field(default_factory=HeaderNames)
     tokenize: Tokenize | None = None
+    only_model: Callable[[], str | None] = lambda: None
     parity: Parity | None = None
     importance: Callable[[str], int] = _alike
     own: OwnTokens = field(init=False)
@@ -85,8 +88,9 @@ class Reader:
         if not isinstance(pending, Pending):
             return pending
         if self.parity is not None and not self.parity.trusts(pending.model):
-            pending = msgspec.structs.replace(pending, plans=())
-        known = pending.plans or pending.ids or pending.media
+            parts = msgspec.structs.replace(pending.parts, plans=())
+            pending = msgspec.structs.replace(pending, parts=parts)
+        known = pending.parts.plans or pending.parts.ids or pending.parts.media
         if self.tokenize is not None and not known:
             return self._ask(self.tokenize, pending)
         if pending.needs_offload:
@@ -103,13 +107,18 @@ class Reader:
         body = read_body(arrival.path, arrival.body, self._bodies.decode)
         if not isinstance(body, Body):
             return body
+        if body.model is None:
+            only = self.only_model()
+            if only is None:
+                return NotForUs(why="no model")
+            body = msgspec.structs.replace(body, model=only)
         wishes = read_wishes(arrival.headers, self.headers, body)
         if isinstance(wishes, BadRequest):
             return wishes
         model, adapter = self.own.named(body.model)
         text = self.own.text(body)
-        plans, ids, media = self.own.plans(body)
-        missing = sum(plan.missing_bytes for plan in plans)
+        parts = self.own.plans(body)
+        missing = sum(plan.missing_bytes for plan in parts.plans)
         return Pending(
             arrival=arrival,
             body=body,
@@ -117,19 +126,17 @@ class Reader:
             model=model,
             adapter=adapter,
             wraps=wraps(body.prompt),
-            plans=plans,
-            ids=ids,
-            media=media,
+            parts=parts,
             needs_offload=text is not None and missing > text.tokenizer.slow_above,
         )
 
     def finish(self, pending: Pending) -> ReadRequest:
         """Tokenize what is missing and make the keys."""
-        if not pending.plans:
-            return self._request(pending, [Prompt([ids]) for ids in pending.ids])
+        if not pending.parts.plans:
+            return self._request(pending, pending.parts.ids)
         text = self.own.text(pending.body)
         assert text is not None
-        prompts = [text.segments.finish(plan) for plan in pending.plans]
+        prompts = [text.segments.finish(plan) for plan in pending.parts.plans]
         if pending.wraps:
             prompts = [Prompt([text.tokenizer.wrapped(one.whole())]) for one in prompts]
         read = self._request(pending, prompts)
@@ -158,16 +165,19 @@ class Reader:
     def _request(self, pending: Pending, prompts: Sequence[Prompt]) -> ReadRequest:
         body, wishes, arrival = pending.body, pending.wishes, pending.arrival
         tokens = sum(map(len, prompts)) or self._estimate(pending)
-        tokens += pending.media * _TOKENS_PER_MEDIUM
-        exact = bool(prompts) and not pending.media
+        tokens += pending.parts.media * _TOKENS_PER_MEDIUM
+        exact = bool(prompts) and not pending.parts.media
+        certain = max(prompts, key=len, default=None)
+        if not exact and certain is not None:
+            certain = certain.beginning(pending.parts.certain)
         if body.truncates is not None and tokens > body.truncates:
-            tokens, exact = body.truncates, False
+            tokens, exact, certain = body.truncates, False, None
         request = Request(
             id=arrival.id,
             model=pending.model,
             prompt_tokens=tokens,
             arrived_at=arrival.at,
-            keys=self._keys(pending, max(prompts, key=len)) if exact else {},
+            keys={} if certain is None else self._keys(pending, certain),
             tokens_are_exact=exact,
             max_tokens=body.max_tokens,
             priority=body.priority,
@@ -182,7 +192,9 @@ class Reader:
             reads_cache=body.reads_cache,
             endpoints=arrival.subset,
         )
-        return ReadRequest(request=request, api=body.api)
+        known = _known_by(pending, prompts, is_cut=tokens == body.truncates and not exact)
+        size = body.size if known is TokensBy.ESTIMATE else 0
+        return ReadRequest(request=request, api=body.api, text_size=size, tokens_by=known)
 
     def _keys(self, pending: Pending, prompt: Prompt) -> Mapping[Tokens, Keys]:
         seed = _seed(self.secret, pending.model, pending.adapter, pending.body.cache_salt)
@@ -190,7 +202,25 @@ class Reader:
 
     def _estimate(self, pending: Pending) -> Tokens:
         ratio = self._bytes_per_token.get(pending.model, FIRST_BYTES_PER_TOKEN)
-        return max(1, round(pending.body.size / ratio))
+        size = pending.body.size
+        if pending.parts.media:
+            size -= media_bytes(conversation(pending.body.prompt))
+        return max(1, round(size / ratio))
+
+
+def _known_by(pending: Pending, prompts: Sequence[Prompt], *, is_cut: bool) -> TokensBy:
+    prompt, parts = pending.body.prompt, pending.parts
+    if isinstance(prompt, ResponsesPrompt) and prompt.goes_on:
+        return TokensBy.HISTORY
+    if parts.media:
+        return TokensBy.MEDIA
+    if is_cut:
+        return TokensBy.CUT
+    if not prompts:
+        return TokensBy.ESTIMATE
+    if parts.plans:
+        return TokensBy.OWN
+    return TokensBy.CLIENT if parts.ids else TokensBy.ENGINE
 
 
 @lru_cache(maxsize=4096)

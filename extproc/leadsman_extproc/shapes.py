@@ -51,10 +51,14 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
-    """The text that an engine tokenizes; `media`: items that add tokens which only it knows."""
+    """The text that an engine tokenizes.
+
+    media: how many items add tokens which only it knows. certain: bytes before the first of them.
+    """
 
     text: bytes
-    media: Sequence[str] = ()
+    media: int = 0
+    certain: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -75,20 +79,28 @@ class Plan(msgspec.Struct, frozen=True):
         return sum(len(piece) for piece, ids in pairs if ids is None)
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is read but not tokenized.
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a body's prompts are made of.
 
     plans: texts to tokenize; ids: prompts that came as ids; both empty where only the engine can
-    say. media: items that add tokens of their own. needs_offload: `finish` is worth a thread.
+    say. media: items that add tokens of their own, the first of them behind the `certain` bytes of
+    the one text.
     """
+
+    plans: Sequence[Plan] = ()
+    ids: Sequence[Prompt] = ()
+    media: int = 0
+    certain: int = 0
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is read but not tokenized. needs_offload: `finish` is worth a thread."""
 
     arrival: Arrival
     body: Body
     wishes: Wishes
     model: str
     adapter: str | None
+    parts: Parts
     wraps: bool = False
-    plans: Sequence[Plan] = ()
-    ids: Sequence[TokenIds] = ()
-    media: int = 0
     needs_offload: bool = False

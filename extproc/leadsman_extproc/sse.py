@@ -7,31 +7,49 @@ often carry no content (a role, an empty string, usage): the first *content* chu
 brings text, reasoning or a tool call. An overload told inside a 200 stream is a refusal, not an
 answer.
 
+An answer to several prompts of SGLang's own API says of each what it cost: that is added up.
+
 Content events stand for tokens: engines send one a step, mostly of one token. Ignored: retry and
 id fields, and lone carriage returns as line ends, which no engine sends.
 
 Source: the HTML standard, Server-sent events; vLLM 0.33 entrypoints/{openai,anthropic};
-SGLang serving_chat.py, whose full queue is an error event in a 200 stream.
+SGLang serving_chat.py, whose full queue is an error event in a 200 stream, and 0.5.23
+managers/tokenizer_manager.py, whose own API tells an abort as the reason of the end.
 """
 
 import json
+from collections.abc import Collection
 from typing import Final
 
 import msgspec
 from leadsman.units import Tokens
 
 from leadsman_extproc.grants import Usage
-from leadsman_extproc.told import Delta, Event, Message, UsageReport, decode_event
+from leadsman_extproc.told import (
+    Delta,
+    Event,
+    Message,
+    NativeReport,
+    UsageReport,
+    decode_event,
+)
 
 TAIL: Final = 65536
 """Bytes kept of an answer that is no stream: its usage stands at its end."""
 
-_REFUSING_TYPES: Final = frozenset({"overloaded_error", "rate_limit_error"})
-_REFUSING_CODES: Final = frozenset({429, 503, 529})
+_REFUSING: Final = frozenset(
+    {429, 503, 529, "429", "503", "529"}
+    | {"overloaded_error", "rate_limit_error", "rate_limit_exceeded"}
+)
+_LAST: Final = frozenset(
+    {"message_stop", "response.completed", "response.incomplete", "response.failed"}
+)
 
 
 _JSON: Final = json.JSONDecoder()
 _USAGE: Final = b'"usage":'
+_NATIVE: Final = b'"meta_info":'
+_DELTA: Final = ".delta"
 
 
 class ResponseScan:
@@ -44,6 +62,7 @@ class ResponseScan:
     __slots__ = (
         "_data",
         "_is_stream",
+        "_of_prompts",
         "_tail",
         "_usage",
         "content_events",
@@ -63,6 +82,7 @@ class ResponseScan:
         self._tail = bytearray()
         self._data: list[bytes] = []
         self._usage = Usage()
+        self._of_prompts: dict[int, NativeReport] = {}
 
     @property
     def has_content(self) -> bool:
@@ -128,30 +148,43 @@ class ResponseScan:
             self._report(event.usage)
         if isinstance(event.message, Message) and event.message.usage is not None:
             self._report(event.message.usage)
-        if event.error is not None or event.object == "error":
-            self.error, self.refuses = _error(event)
-        self.is_done = self.is_done or event.type == "message_stop"
+        if event.response is not None and event.response.usage is not None:
+            self._report(event.response.usage)
+        if event.meta_info is not None:
+            self._of_prompts[event.index or 0] = event.meta_info
+            self._usage = _summed(self._of_prompts.values())
+        told = _told_error(event)
+        if told is not None:
+            self.error, self.refuses = _error(told)
+        self.is_done = self.is_done or event.type in _LAST
 
     def _read_end(self) -> None:
         """Find the usage in the end of a JSON answer, whose beginning may not have been kept.
 
         A quote inside a text is escaped, so the search never finds a text that speaks of usage.
         """
-        at = self._tail.rfind(_USAGE)
-        if at < 0:
+        name = _NATIVE if (at := self._tail.rfind(_NATIVE)) > self._tail.rfind(_USAGE) else _USAGE
+        at = self._tail.rfind(name)
+        is_of_many = name is _NATIVE and self._tail.rstrip().endswith(b"]")
+        if at < 0 or is_of_many:  # of many only the end may have been kept
             return
         try:
-            told, _ = _JSON.raw_decode(self._tail[at + len(_USAGE) :].decode().lstrip())
-            self._report(msgspec.convert(told, UsageReport))
+            told, _ = _JSON.raw_decode(self._tail[at + len(name) :].decode().lstrip())
+            if name is _NATIVE:
+                self._usage = _summed([msgspec.convert(told, NativeReport)])
+            else:
+                self._report(msgspec.convert(told, UsageReport))
         except (ValueError, msgspec.ValidationError):
             self.unread_events += 1
 
     def _report(self, told: UsageReport) -> None:
         """Take a report of usage; a later one overrides, and what it leaves out stays."""
-        details = told.prompt_tokens_details
+        details = told.prompt_tokens_details or told.input_tokens_details
         cached = told.cache_read_input_tokens if details is None else details.cached_tokens
         prompt = told.prompt_tokens
-        if prompt is None and told.input_tokens is not None:
+        if prompt is None and told.input_tokens_details is not None:
+            prompt = told.input_tokens
+        elif prompt is None and told.input_tokens is not None:
             prompt = told.input_tokens + (cached or 0) + (told.cache_creation_input_tokens or 0)
         output = told.completion_tokens if told.output_tokens is None else told.output_tokens
         before = self._usage
@@ -162,10 +195,27 @@ class ResponseScan:
         )
 
 
+def _summed(reports: Collection[NativeReport]) -> Usage:
+    return Usage(
+        prompt_tokens=_sum([report.prompt_tokens for report in reports]),
+        completion_tokens=_sum([report.completion_tokens for report in reports]),
+        cached_tokens=_sum([report.cached_tokens for report in reports]),
+    )
+
+
+def _sum(counts: list[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
 def _brings_content(event: Event) -> bool:
     for choice in event.choices:
-        if choice.text or (choice.delta is not None and _says(choice.delta)):
+        if choice.text or choice.token_ids or (choice.delta is not None and _says(choice.delta)):
             return True
+    if event.meta_info is not None:
+        return bool(event.text or event.output_ids)
+    if isinstance(event.delta, str):
+        return bool(event.delta) and event.type is not None and event.type.endswith(_DELTA)
     return event.type == "content_block_delta" and event.delta is not None and _says(event.delta)
 
 
@@ -181,10 +231,23 @@ def _says(delta: Delta) -> bool:
     )
 
 
-def _error(event: Event) -> tuple[str, bool]:
-    """Read what an error event says, and whether it refuses for want of room."""
-    told = event.error if isinstance(event.error, dict) else {}
-    message = told.get("message", event.error if isinstance(event.error, str) else event.message)
-    kind, code = told.get("type", event.type), told.get("code", event.code)
-    refuses = kind in _REFUSING_TYPES or code in _REFUSING_CODES
+def _told_error(event: Event) -> object:
+    """Find what an event says of an error: its own, its response's, or its end's; None: nothing."""
+    if event.error is not None:
+        return event.error
+    if event.object == "error" or event.type == "error":
+        return {"message": event.message, "type": event.type, "code": event.code}
+    if event.response is not None and event.response.error is not None:
+        return event.response.error
+    reason = None if event.meta_info is None else event.meta_info.finish_reason
+    if isinstance(reason, dict) and reason.get("type") == "abort":
+        return {"message": reason.get("message"), "code": reason.get("status_code")}
+    return None
+
+
+def _error(told: object) -> tuple[str, bool]:
+    """Read what an error says, and whether it refuses for want of room."""
+    fields = told if isinstance(told, dict) else {"message": told}
+    message, kind, code = fields.get("message"), fields.get("type"), fields.get("code")
+    refuses = any(one in _REFUSING for one in (kind, code) if isinstance(one, int | str))
     return (message if isinstance(message, str) and message else "error"), refuses

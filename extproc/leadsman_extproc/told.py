@@ -1,6 +1,7 @@
 """What engines tell in a response, as JSON: only what is read of it.
 
-Source: vLLM 0.33 entrypoints/{openai,anthropic}; the OpenAI and the Anthropic API references.
+Source: vLLM 0.33 entrypoints/{openai,anthropic,scale_out}; SGLang 0.5.23
+managers/tokenizer_manager.py; the OpenAI and the Anthropic API references.
 """
 
 from typing import Any, Final
@@ -15,12 +16,13 @@ class Details(msgspec.Struct):
 
 
 class UsageReport(msgspec.Struct):
-    """What a request cost, in the words of either API."""
+    """What a request cost, in the words of any API; Responses counts what was cached as input."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: Details | None = None
     input_tokens: int | None = None
+    input_tokens_details: Details | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
@@ -39,10 +41,27 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One of the answers, of a chat or of a completion."""
+    """One of the answers, of a chat, of a completion, or in tokens."""
 
     delta: Delta | None = None
     text: str | None = None
+    token_ids: list[msgspec.Raw] | None = None
+
+
+class NativeReport(msgspec.Struct):
+    """What SGLang's own API says of a request with each piece of its answer."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: Any = None
+
+
+class Response(msgspec.Struct):
+    """A whole answer of the Responses API, as its last event has it."""
+
+    usage: UsageReport | None = None
+    error: Any = None
 
 
 class Message(msgspec.Struct):
@@ -52,11 +71,19 @@ class Message(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """One event of any of the APIs, or a whole answer: only what is read of it."""
+    """One event of any of the APIs, or a whole answer: only what is read of it.
+
+    delta: a text in the Responses API. text, output_ids, meta_info, index: SGLang's own.
+    """
 
     type: str | None = None
     choices: list[Choice] = msgspec.field(default_factory=list)
-    delta: Delta | None = None
+    delta: Delta | str | None = None
+    response: Response | None = None
+    text: Any = None
+    output_ids: Any = None
+    meta_info: NativeReport | None = None
+    index: int | None = None
     usage: UsageReport | None = None
     message: Message | str | None = None
     error: Any = None

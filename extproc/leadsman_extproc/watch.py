@@ -2,9 +2,11 @@
 
 The response's headers come before the first token (an engine sends them at once), so only the
 first *content* chunk counts: a role-only, empty or usage chunk is no token. A body that is not a
-stream of events has no visible first token. Reading every chunk costs 45 us each, so after the
-first token only a witness is scanned on; of any other stream only the last bytes are kept, for
-the usage that an engine reports at the end. Two witnesses a worker are as good as seeing all.
+stream of events has no visible first token, unless that is all there is: what ends with its
+prefill (an embedding, an answer of one token) is answered at its first token. Reading every chunk
+costs 45 us each, so after the first token only a witness is scanned on; of any other stream only
+the last bytes are kept, for the usage that an engine reports at the end. Two witnesses a worker are
+as good as seeing all.
 
 An error status ends the grant. It is the engine's own if it came from upstream (Envoy then adds
 its service time); otherwise it is Envoy's local reply for an engine that could not be reached.
@@ -38,9 +40,12 @@ class Watch:
         self._status = head.status
         self._is_witness = False
         self._tail = b""
+        self._is_cut = False
         watching.settle_place(grant, head, now)
         if head.status >= 400:
             self._grants.end(grant, _why(head), now)
+        elif head.status >= 200 and not self._is_stream and grant.request.max_tokens == 1:
+            self._grants.see(grant, 1, now)
 
     @property
     def has_seen_enough(self) -> bool:
@@ -53,7 +58,9 @@ class Watch:
         if self._grant.is_over:
             return
         if self._is_stream and self.has_seen_enough:
-            self._tail = (self._tail + piece)[-TAIL:]
+            self._tail += piece
+            self._is_cut = self._is_cut or len(self._tail) > TAIL
+            self._tail = self._tail[-TAIL:]
             return
         tokens = self._scan.feed(piece)
         if tokens:
@@ -66,7 +73,8 @@ class Watch:
         if self._grant.is_over:
             return
         if self._tail:
-            self._scan.feed(b"\n\n" + self._tail)
+            # Where nothing is missing, the event that the scan has begun goes on in the tail.
+            self._scan.feed(b"\n\n" + self._tail if self._is_cut else self._tail)
         self._scan.finish()
         self._grant.engine_said = self._scan.error
         outcome = Outcome.ENGINE_REFUSED if self._scan.error else Outcome.FINISHED

@@ -260,3 +260,66 @@ def anthropic() -> st.SearchStrategy[dict[str, Any]]:
             "output_config": st.just({"effort": "low"}),
         },
     )
+
+
+def responses() -> st.SearchStrategy[dict[str, Any]]:
+    """The body of a request of the Responses API."""
+    text = texts("qwen")
+    part = st.builds(lambda t: {"type": "input_text", "text": t}, text)
+    said = st.builds(lambda t: [{"type": "output_text", "text": t, "annotations": []}], text)
+    thought = st.builds(lambda t: [{"type": "reasoning_text", "text": t}], text)
+    summary = st.builds(lambda t: [{"type": "summary_text", "text": t}], text)
+    ended = {"status": st.sampled_from(["completed", "incomplete"])}
+    call = {"call_id": st.just("call_1"), "name": NAMES}
+    item = st.one_of(
+        st.fixed_dictionaries(
+            {
+                "role": st.sampled_from(["user", "system", "developer", "assistant"]),
+                "content": text | st.lists(part, min_size=1, max_size=2),
+            },
+            optional={"type": st.just("message")},
+        ),
+        st.fixed_dictionaries(
+            {
+                "type": st.just("message"),
+                "role": st.just("assistant"),
+                "content": said | text,
+            },
+            optional=ended,
+        ),
+        st.fixed_dictionaries(
+            {"type": st.just("reasoning"), "summary": st.just([]) | summary},
+            optional={"content": thought, **ended},
+        ),
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function_call"),
+                "arguments": st.dictionaries(text, values(text), max_size=2).map(json.dumps),
+                **call,
+            }
+        ),
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function_call_output"),
+                "call_id": st.just("call_1"),
+                "output": text | st.lists(part, max_size=2),
+            }
+        ),
+    )
+    tool = st.fixed_dictionaries(
+        {
+            "type": st.just("function"),
+            "name": NAMES,
+            "parameters": st.dictionaries(text, values(text), max_size=2),
+        },
+        optional={"description": text, "strict": st.booleans()},
+    ) | st.just({"type": "web_search"})
+    return st.fixed_dictionaries(
+        {"input": text | st.lists(item, min_size=1, max_size=5)},
+        optional={
+            "instructions": text,
+            "tools": st.lists(tool, max_size=2),
+            "reasoning": st.sampled_from([{"effort": "low"}, {"effort": "none"}, {}]),
+            "max_output_tokens": st.just(5),
+        },
+    )

@@ -6,12 +6,25 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from leadsman.keys import MultimodalItem
 from leadsman_extproc.bodies import read_body
-from leadsman_extproc.body import Api, BadRequest, Body, ChatPrompt, NotForUs, RawPrompts
+from leadsman_extproc.body import (
+    Api,
+    BadRequest,
+    Body,
+    ChatPrompt,
+    NotForUs,
+    RawPrompts,
+    ResponsesPrompt,
+)
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
+VLLM = "/inference/v1/generate"
+SGLANG = "/generate"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -67,6 +80,212 @@ def test_what_is_no_prompt_for_a_model_passes_through(path, raw):
     read = read_body(path, raw)
 
     assert isinstance(read, NotForUs)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/pooling",
+        "/classify",
+        "/score",
+        "/v1/score",
+        "/rerank",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/v2/embed",
+        "/tokenize",
+        "/v1/audio/transcriptions",
+        "/v1/messages/count_tokens",
+        "/v1/responses/resp_1/cancel",
+        "/v1/chat/completions/render",
+        "/inference/v1/abort_requests",
+        "/abort_requests",
+    ],
+)
+def test_what_is_asked_of_an_engine_beside_its_answers_passes_through(path):
+    read_ = read(path, model="m", messages=USER, prompt="x", input="x", query="x", text="x")
+
+    assert isinstance(read_, NotForUs)
+
+
+def priced(path: str, **fields: object) -> Body:
+    body = read(path, **fields)
+    assert isinstance(body, Body)
+    return body
+
+
+def raw(path: str, **fields: object) -> RawPrompts:
+    body = priced(path, **fields)
+    assert isinstance(body.prompt, RawPrompts)
+    return body.prompt
+
+
+def test_a_responses_request_is_read_with_its_own_words_for_limits():
+    body = priced(
+        RESPONSES,
+        model="m",
+        input="hi",
+        max_output_tokens=7,
+        stream=True,
+        prompt_cache_key="c",
+        max_queue_wait_s=30,
+    )
+
+    assert isinstance(body.prompt, ResponsesPrompt)
+    assert body.prompt.items == [{"role": "user", "content": "hi"}]
+    assert (body.max_tokens, body.stream, body.session, body.max_queue_wait) == (7, True, "c", 30)
+    assert not body.prompt.goes_on
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_a_responses_request_that_goes_on_says_so(name):
+    body = priced(RESPONSES, model="m", input=[*USER], **{name: "resp_1"})
+
+    assert isinstance(body.prompt, ResponsesPrompt)
+    assert body.prompt.goes_on
+
+
+@pytest.mark.parametrize("given", [5, {"a": 1}, ["hi"], [None]])
+def test_an_input_that_is_no_list_of_items_is_a_bad_request_that_names_it(given):
+    read_ = read(RESPONSES, model="m", input=given)
+
+    assert isinstance(read_, BadRequest)
+    assert (read_.api, read_.param) == (Api.OPENAI, "input")
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "ids"),
+    [
+        ("a", ("a",), []),
+        (["a", "b"], ("a", "b"), []),
+        ([1, 2], (), [[1, 2]]),
+        ([[1], [2, 3]], (), [[1], [2, 3]]),
+    ],
+)
+def test_what_is_to_be_embedded_has_any_of_four_shapes_and_ends_with_its_prefill(given, texts, ids):
+    body = priced(EMBEDDINGS, model="m", input=given)
+
+    assert isinstance(body.prompt, RawPrompts)
+    assert body.prompt.texts == texts
+    assert [list(part) for part in body.prompt.ids] == ids
+    assert body.max_tokens == 1
+
+
+def test_a_conversation_to_be_embedded_is_not_asked_to_go_on():
+    body = priced(EMBEDDINGS, model="m", messages=USER)
+
+    assert isinstance(body.prompt, ChatPrompt)
+    assert body.prompt.fields["add_generation_prompt"] is False
+
+
+@pytest.mark.parametrize("given", [5, [], [[]], ["a", 1], [-1]])
+def test_an_input_of_a_wrong_type_is_a_bad_request_that_names_it(given):
+    read_ = read(EMBEDDINGS, model="m", input=given)
+
+    assert isinstance(read_, BadRequest)
+    assert read_.param == "input"
+
+
+def test_tokens_in_are_read_with_where_the_images_stand():
+    features = {
+        "mm_hashes": {"image": ["a", "b"], "audio": ["c"]},
+        "mm_placeholders": {
+            "image": [{"offset": 1, "length": 2}, {"offset": 7, "length": 2}],
+            "audio": [{"offset": 5, "length": 1}],
+        },
+    }
+    body = priced(VLLM, token_ids=list(range(9)), features=features, sampling_params={})
+
+    assert isinstance(body.prompt, RawPrompts)
+    assert [list(ids) for ids in body.prompt.ids] == [list(range(9))]
+    assert set(body.prompt.items) == {
+        MultimodalItem(content="a", offset=1),
+        MultimodalItem(content="b", offset=7),
+        MultimodalItem(content="c", offset=5),
+    }
+    assert (body.model, body.max_tokens) == (None, 16)
+
+
+@pytest.mark.parametrize(
+    "features", [5, {}, {"mm_hashes": {"image": 5}}, {"mm_hashes": {}, "mm_placeholders": 1}]
+)
+def test_features_that_say_nothing_are_no_images(features):
+    assert raw(VLLM, token_ids=[1], features=features).items == ()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "limit", "reads"),
+    [
+        ({"max_tokens": 5}, 5, True),
+        ({"max_tokens": None}, None, True),
+        ({"prompt_logprobs": 1}, 16, False),
+        (None, 16, True),
+    ],
+)
+def test_tokens_in_are_sampled_as_vllm_samples_them(sampling, limit, reads):
+    body = priced(VLLM, token_ids=[1], sampling_params=sampling)
+
+    assert (body.max_tokens, body.reads_cache) == (limit, reads)
+
+
+@pytest.mark.parametrize(
+    ("fields", "texts", "ids"),
+    [
+        ({"text": "a"}, ("a",), []),
+        ({"text": ["a", "b"]}, ("a", "b"), []),
+        ({"input_ids": [1, 2]}, (), [[1, 2]]),
+        ({"input_ids": [[1], [2, 3]]}, (), [[1], [2, 3]]),
+    ],
+)
+def test_sglangs_own_api_takes_texts_and_ids_one_or_many(fields, texts, ids):
+    prompt = raw(SGLANG, **fields)
+
+    assert prompt.texts == texts
+    assert [list(part) for part in prompt.ids] == ids
+
+
+@pytest.mark.parametrize(
+    ("sampling", "limit"),
+    [
+        (None, 128),
+        ({"max_new_tokens": 5}, 5),
+        ([{"max_new_tokens": 5}, {"max_new_tokens": 9}], 9),
+        ([], 128),
+    ],
+)
+def test_sglangs_own_api_has_its_own_limits(sampling, limit):
+    assert priced(SGLANG, text="a", sampling_params=sampling).max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("fields", "media"),
+    [
+        ({}, 0),
+        ({"image_data": "a"}, 1),
+        ({"image_data": ["a", "b"]}, 2),
+        ({"image_data": [["a"], ["b", "c"]], "audio_data": "d"}, 4),
+    ],
+)
+def test_sglangs_media_are_counted_one_or_many(fields, media):
+    assert raw(SGLANG, text="a", **fields).media == media
+
+
+@pytest.mark.parametrize(
+    ("fields", "reads"),
+    [
+        ({"return_logprob": True}, True),
+        ({"return_logprob": True, "logprob_start_len": -1}, True),
+        ({"return_logprob": True, "logprob_start_len": 0}, False),
+        ({"logprob_start_len": 0}, True),
+    ],
+)
+def test_sglang_reads_no_cache_where_the_prompts_probabilities_are_asked(fields, reads):
+    assert priced(SGLANG, text="a", **fields).reads_cache is reads
+
+
+@pytest.mark.parametrize("fields", [{"text": 5}, {"input_ids": "a"}, {"input_ids": ["a"]}])
+def test_what_sglangs_own_api_cannot_read_is_a_bad_request(fields):
+    assert isinstance(read(SGLANG, **fields), BadRequest)
 
 
 @pytest.mark.parametrize("path", [CHAT + "?api-version=1", "/gateway/prod" + CHAT, CHAT + "/"])

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from leadsman.keys import block_keys, namespace_seed
+from leadsman.keys import MultimodalItem, block_keys, namespace_seed
 from leadsman.request import Request
 from leadsman.units import RequestId, TokenIds
 from leadsman_extproc.asking import Question
 from leadsman_extproc.body import BadRequest, NotForUs
 from leadsman_extproc.models import ModelText, ServedModel, load_model
-from leadsman_extproc.ports import Arrival, Read, ReadRequest
+from leadsman_extproc.ports import Arrival, Read, ReadRequest, TokensBy
 from leadsman_extproc.reading import Reader
 from leadsman_extproc.shapes import Pending
 from leadsman_extproc.wishes import HeaderNames
@@ -155,6 +155,107 @@ def test_other_ids_never_have_the_keys_of_these(text, others):
     assert (held(these)[16] == held(those)[16]) == (others[:48] == list(range(48)))
 
 
+def test_what_is_embedded_is_read_as_a_completion_of_one_token(text):
+    embedded = read(reader(text), "/v1/embeddings", input="the fox " * 40)
+    completed = read(reader(text), COMPLETION, prompt="the fox " * 40)
+
+    assert held(embedded) == held(completed)
+    assert embedded.max_tokens == 1
+
+
+def test_a_responses_request_has_the_keys_of_the_chat_that_it_means(text):
+    system = {"role": "system", "content": "Be brief."}
+    said = [{"type": "output_text", "text": "yes", "annotations": []}]
+
+    chat = read(
+        reader(text),
+        CHAT,
+        messages=[system, *USER, {"role": "assistant", "content": "yes"}, *USER],
+        add_special_tokens=True,
+    )
+    responses = read(
+        reader(text),
+        "/v1/responses",
+        instructions="Be brief.",
+        input=[*USER, {"type": "message", "role": "assistant", "content": said}, *USER],
+    )
+
+    assert held(responses) == held(chat)
+
+
+def test_history_that_an_engine_keeps_is_known_not_to_be_known(text):
+    engine = Engine(np.arange(40, dtype=np.uint32))
+    answer = reader(text, engine).read(
+        arrival("/v1/responses", {"input": "go on", "previous_response_id": "resp_1"}, {})
+    )
+    answer = asyncio.run(waited_for(answer)) if isinstance(answer, Awaitable) else answer
+
+    assert isinstance(answer, ReadRequest)
+    assert engine.asked == []
+    assert (answer.tokens_by, answer.text_size) == (TokensBy.HISTORY, 0)
+    assert (answer.request.tokens_are_exact, answer.request.keys) == (False, {})
+
+
+def test_tokens_in_are_keyed_with_the_images_among_them(text):
+    ids = list(range(64))
+    features = {
+        "mm_hashes": {"image": ["abc"]},
+        "mm_placeholders": {"image": [{"offset": 20, "length": 9}]},
+    }
+
+    request = read(reader(text), "/inference/v1/generate", token_ids=ids, features=features)
+
+    items = [MultimodalItem(content="abc", offset=20)]
+    seed = namespace_seed(secret=SECRET, model="m")
+    expected = list(block_keys(np.array(ids, np.uint32), 16, seed, items))
+    assert held(request)[16] == expected
+    assert expected[0] == keys(ids, 16)[0]
+    assert expected[1] != keys(ids, 16)[1]
+    assert request.tokens_are_exact
+
+
+@pytest.mark.parametrize(("only", "is_read"), [("m", True), (None, False)])
+def test_an_api_without_models_means_the_only_one(text, only, is_read):
+    reading = reader(text)
+    reading.only_model = lambda: only
+    come = Arrival(
+        id=RequestId("r"),
+        headers={":path": "/generate"},
+        body=json.dumps({"text": "the fox " * 40}).encode(),
+        at=5.0,
+    )
+
+    answer = reading.read(come)
+
+    assert isinstance(answer, ReadRequest) is is_read
+    if isinstance(answer, ReadRequest):
+        completed = read(reader(text), COMPLETION, prompt="the fox " * 40)
+        assert (answer.request.model, held(answer.request)) == ("m", held(completed))
+
+
+def test_what_stands_before_an_image_is_keyed_and_what_follows_is_not(text, oracle):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
+    told = [{"type": "text", "text": "and this"}, image]
+
+    request = read(reader(text), CHAT, messages=[*USER, {"role": "user", "content": told}])
+
+    ids = oracle.apply_chat_template(USER, return_dict=False)
+    assert held(request)[16] == keys(ids, 16)
+    assert not request.tokens_are_exact
+    assert len(ids) + 1000 < request.prompt_tokens < len(ids) + 1040
+
+
+def test_the_bytes_of_an_image_are_no_text():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 90000}}
+    reading = reader(None)
+
+    answer = reading.read(arrival(CHAT, {"messages": [{"role": "user", "content": [image]}]}, {}))
+
+    assert isinstance(answer, ReadRequest)
+    assert answer.request.prompt_tokens < 1100
+    assert (answer.text_size, answer.tokens_by) == (0, TokensBy.MEDIA)
+
+
 def test_salt_and_adapter_have_namespaces_of_their_own(text):
     prompt = list(range(20))
 
@@ -231,7 +332,7 @@ def test_what_only_the_engine_can_tell_is_no_exact_prompt(text, fields):
     request = read(reader(text), CHAT, **{"messages": USER, **fields})
 
     assert not request.tokens_are_exact
-    assert request.keys == {}
+    assert not any(map(len, request.keys.values()))
 
 
 def test_headers_say_whose_request_it_is_and_what_it_wants(text):

@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from leadsman_extproc.models import ModelText, ServedModel
 from leadsman_extproc.own_tokens import OwnTokens
 
-from .families import FAMILIES, FEATURES, anthropic, bodies
+from .families import FAMILIES, FEATURES, anthropic, bodies, responses
 from .vllm_render import Renderer
 from .vocabulary import PLAIN, text_of
 
-CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+BY_QWEN = ("anthropic", "responses")
+"""APIs whose requests bring no template, and so are told by the server's own."""
 RECORDED = Path(__file__).parent / "rendered.jsonl.gz"
 ADDRESS = os.environ.get("PARITY_VLLM")
 EXAMPLES = int(os.environ.get("PARITY_EXAMPLES", "15"))
@@ -55,10 +57,10 @@ def recorded() -> list[Any]:
         return [json.loads(line) for line in lines][1:]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "anthropic"])
+@pytest.mark.parametrize("family", [*FAMILIES, *BY_QWEN])
 def test_every_recorded_body_has_the_tokens_that_vllm_gave_it(family):
     rows = [row for row in recorded() if row[0] == family]
-    template = "qwen" if family == "anthropic" else family
+    template = "qwen" if family in BY_QWEN else family
 
     unlike = []
     for _, name, path, body, count, mark in rows:
@@ -92,12 +94,10 @@ def report(version: str) -> None:
 
 def compare(vllm: Renderer, key: tuple[str, str], name: str, path: str, body: Any) -> None:
     family, feature = key
-    template = "qwen" if family == "anthropic" else family
+    template = "qwen" if family in BY_QWEN else family
     body = {"model": "m", **body}
     brought = (
-        {}
-        if path == MESSAGES
-        else {"chat_template": text(template, name).templates["default"].source}
+        {} if path != CHAT else {"chat_template": text(template, name).templates["default"].source}
     )
 
     theirs = vllm.ids(path, body | brought)
@@ -127,6 +127,15 @@ def test_an_anthropic_conversation_has_the_tokens_that_a_real_vllm_gives_it(vllm
     @given(anthropic())
     def check(body: dict[str, Any]) -> None:
         compare(vllm, ("anthropic", "all"), "qwen3", MESSAGES, body)
+
+    check()
+
+
+def test_a_responses_request_has_the_tokens_that_a_real_vllm_gives_it(vllm):
+    @settings(max_examples=9 * EXAMPLES, phases=[Phase.generate], derandomize=True)
+    @given(responses())
+    def check(body: dict[str, Any]) -> None:
+        compare(vllm, ("responses", "all"), "qwen3", RESPONSES, body)
 
     check()
 

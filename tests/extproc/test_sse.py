@@ -56,7 +56,63 @@ COMPLETION_STREAM = (
     + data({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 4}})
     + "data: [DONE]"
 )
-STREAMS = [CHAT_STREAM, MESSAGES_STREAM, COMPLETION_STREAM]
+
+
+def responds(kind: str, **more: object) -> str:
+    return named(f"response.{kind}", **more)
+
+
+RESPONSES_USAGE = {
+    "input_tokens": 90,
+    "input_tokens_details": {"cached_tokens": 64},
+    "output_tokens": 5,
+    "total_tokens": 95,
+}
+RESPONSES_STREAM = (
+    responds("created", response={"status": "in_progress", "usage": None})
+    + responds("output_item.added", item={"type": "reasoning"})
+    + responds("reasoning_text.delta", delta="hm")
+    + responds("content_part.added", part={"type": "output_text", "text": ""})
+    + responds("output_text.delta", delta="")
+    + responds("output_text.delta", delta="Hé", logprobs=[])
+    + responds("function_call_arguments.delta", delta="{}")
+    + responds("output_text.done", text="Hé")
+    + responds("completed", response={"status": "completed", "usage": RESPONSES_USAGE})
+)
+TOKENS_STREAM = (
+    data({"request_id": "r", "choices": [{"index": 0, "token_ids": []}]})
+    + data({"request_id": "r", "choices": [{"index": 0, "token_ids": [7]}]})
+    + data({"request_id": "r", "choices": [], "usage": {"prompt_tokens": 9}})
+    + "data: [DONE]\n\n"
+)
+
+
+def native(text: str, index: int | None = None, **meta: object) -> str:
+    place = {} if index is None else {"index": index}
+    return data({"text": text, "output_ids": [], "meta_info": meta, **place})
+
+
+NATIVE_STREAM = (
+    native("", prompt_tokens=9, completion_tokens=0, cached_tokens=4, finish_reason=None)
+    + native("a", prompt_tokens=9, completion_tokens=1, cached_tokens=4, finish_reason=None)
+    + native("ab", prompt_tokens=9, completion_tokens=2, cached_tokens=4, finish_reason={})
+    + "data: [DONE]\n\n"
+)
+NATIVE_BATCH = (
+    native("a", 0, prompt_tokens=9, completion_tokens=1, cached_tokens=4)
+    + native("b", 1, prompt_tokens=5, completion_tokens=1, cached_tokens=0)
+    + native("bc", 1, prompt_tokens=5, completion_tokens=2, cached_tokens=0)
+    + "data: [DONE]\n\n"
+)
+STREAMS = [
+    CHAT_STREAM,
+    MESSAGES_STREAM,
+    COMPLETION_STREAM,
+    RESPONSES_STREAM,
+    TOKENS_STREAM,
+    NATIVE_STREAM,
+    NATIVE_BATCH,
+]
 
 
 STREAM = "text/event-stream; charset=utf-8"
@@ -126,6 +182,49 @@ def test_a_completion_stream_without_a_last_blank_line_is_read_to_its_end():
     assert seen(scan) == (True, 1, 7, None, 4, True, None, 0)
 
 
+def test_a_responses_stream_counts_deltas_alone_and_is_read_to_its_usage():
+    scan = scanned([RESPONSES_STREAM.encode()])
+
+    assert seen(scan) == (True, 3, 90, 64, 5, True, None, 0)
+
+
+def test_tokens_out_are_content_without_text():
+    scan = scanned([TOKENS_STREAM.encode()])
+
+    assert seen(scan)[:4] == (True, 1, 9, None)
+
+
+def test_sglangs_own_stream_says_all_so_far_with_each_piece():
+    scan = scanned([NATIVE_STREAM.encode()])
+
+    assert seen(scan) == (True, 2, 9, 4, 2, True, None, 0)
+
+
+def test_sglangs_own_stream_of_several_prompts_is_added_up():
+    scan = scanned([NATIVE_BATCH.encode()])
+
+    assert seen(scan)[2:5] == (14, 4, 3)
+
+
+def test_usage_of_sglangs_own_answer_is_read_and_of_several_is_not_guessed():
+    meta = {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 4}
+    answer = {"text": 'so "usage": {}', "meta_info": {"id": "x", **meta}, "output_ids": [1]}
+
+    one = scanned([json.dumps(answer).encode()], JSON)
+    two = scanned([json.dumps([answer, answer]).encode()], JSON)
+
+    assert seen(one)[2:5] == (9, 4, 2)
+    assert seen(two)[2:5] == (None, None, None)
+
+
+def test_usage_of_a_whole_response_counts_what_was_cached_once():
+    answer = {"object": "response", "tools": [], "usage": RESPONSES_USAGE, "user": None}
+
+    scan = scanned([json.dumps(answer).encode()], JSON)
+
+    assert seen(scan)[2:5] == (90, 64, 5)
+
+
 def content_by_event(text: str) -> Iterator[int]:
     scan = ResponseScan(STREAM)
     for event in text.split("\n\n"):
@@ -146,6 +245,17 @@ def test_a_role_an_empty_text_and_usage_are_no_content():
         (data({"object": "error", "message": "full", "code": 429}), True),
         (data({"error": {"message": "full", "type": "BadRequestError", "code": 400}}), False),
         (data({"error": "full"}), False),
+        (
+            responds("failed", response={"error": {"code": "server_error", "message": "full"}}),
+            False,
+        ),
+        (responds("failed", response={"error": {"code": 503, "message": "full"}}), True),
+        (named("error", code="rate_limit_exceeded", message="full"), True),
+        (
+            native("", finish_reason={"type": "abort", "status_code": 503, "message": "full"}),
+            True,
+        ),
+        (data({"error": {"message": "full", "code": [1]}}), False),
     ],
 )
 def test_an_error_told_inside_a_stream_is_seen_and_an_overload_is_a_refusal(text, refuses):

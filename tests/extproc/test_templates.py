@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman_extproc.body import MessagesPrompt
-from leadsman_extproc.chat import chat, media
+from leadsman_extproc.body import ChatPrompt, MessagesPrompt
+from leadsman_extproc.chat import chat, media, media_bytes
 from leadsman_extproc.messages_api import as_chat
+from leadsman_extproc.models import model_text
 from leadsman_extproc.shapes import Chat
 from leadsman_extproc.templates import ChatTemplate, TemplateError
 from transformers import PreTrainedTokenizerFast
+
+from .vocabulary import tokenizer
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """\
@@ -287,15 +290,37 @@ def test_what_an_engine_refuses_is_not_rendered(fields):
         shaped(template, [{"role": "user", "content": "q"}], **fields)
 
 
-def test_media_are_named_by_their_content():
+def test_media_are_counted_and_not_taken_for_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    other = {"type": "image_url", "image_url": {"url": "data:image/png;base64,BBBB"}}
-    content = [{"type": "text", "text": "x"}, image, other, image]
+    audio = {"type": "input_audio", "input_audio": {"data": "B" * 1000}}
+    content = [{"type": "text", "text": "x"}, image, audio, image]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "y"}]
 
-    names = media([{"role": "user", "content": content}])
+    assert media(messages) == 3
+    assert 1000 < media_bytes(messages) < 1500
 
-    assert len(names) == 3
-    assert names[0] == names[2] != names[1]
+
+PICTURES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{% if p.type == 'image' %}<img>{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [PICTURES, PLAIN])
+def test_what_stands_before_the_first_message_with_a_medium_is_certain(source):
+    text = model_text(tokenizer(), {}, {"default": source})
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    content = [{"type": "text", "text": "see "}, image, {"type": "text", "text": " and tell"}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+
+    rendered = text.render(ChatPrompt(messages=messages, fields={}))
+
+    assert rendered.media == 1
+    assert rendered.text[: rendered.certain] == b"<|im_start|>system:Be brief.<|im_start|>user:"
 
 
 def test_an_anthropic_tool_loop_becomes_the_chat_that_vllm_makes_of_it():
