@@ -350,6 +350,8 @@ class Mirror(Ghosts):
             # What a lower tier brought is stored on the GPU anew, and was not computed.
             found = max(start, min(seq.reach, start + len(keys)))
             seq.cached = found * self.settings.block_size
+        elif not start and seq.id in self.replay.decoding:
+            start = len(seq.keys)  # all of its prompt was cached: this is its answer's first block
         depth = depths.get(keys[-1], start + len(keys))
         if depth > len(seq.keys):
             depths[keys[-1]] = depth
@@ -379,7 +381,10 @@ class Mirror(Ghosts):
         def is_there() -> bool:
             return self._computed(seq) + size - 1 >= depth * size
 
-        if is_there():
+        if self._is_overrun(seq, depth):
+            self.replay.place(seq, depth * size)
+            self._lose_track(at)
+        elif is_there():
             if self._unsettled and not told_early and self._computed(seq) // size == depth:
                 self._settle(at)
         elif self._commit_until(is_there, at, self._steps_to_first()):
@@ -388,6 +393,17 @@ class Mirror(Ghosts):
             self.replay.place(seq, depth * size)
             self._lose_track(at)
         self._nudge(seq, depth * size)
+
+    def _is_overrun(self, seq: Seq, depth: Blocks) -> bool:
+        """Say whether `seq` is believed to decode although its prompt is stored no deeper.
+
+        Else its whole prefill would pass for decoding, as slow as that.
+        """
+        if depth >= len(seq.keys) or seq.id not in self.replay.decoding:
+            return False
+        steps = len(self._unsettled) + tells_early(self.settings)
+        most = (depth + 1) * self.settings.block_size
+        return self._computed(seq) - steps * self.settings.max_num_batched_tokens >= most
 
     def _call_up(self, seq: Seq) -> None:
         """`seq` was seen to run: what got to the scheduler later does not stand in front of it.

@@ -226,6 +226,36 @@ def test_a_first_token_that_never_came_does_not_end_a_prefill():
     assert engine.believed_state()["a"] < 6000
 
 
+@BOTH
+def test_a_prompt_that_was_believed_to_be_through_is_taken_back_by_its_blocks(is_async):
+    engine = decoding("a", is_async=is_async)
+    engine.submit("long", 8000, 100)
+    engine.run(engine.now + 0.15)
+    seq = engine.mirror.flights[RequestId("long")].seq
+    assert 0 < engine.truth(engine.ahead)["long"] < 3000
+
+    engine.mirror.replay.place(seq, 8010)
+    engine.run(engine.now + 0.2)
+
+    gap = engine.believed_state()["long"] - engine.truth(engine.ahead)["long"]
+    assert abs(gap) <= engine.settings.max_num_batched_tokens
+    assert learned(engine) == pytest.approx(1, abs=0.1)
+
+
+@BOTH
+def test_the_first_block_told_of_a_prompt_that_was_all_cached_is_its_answers(is_async):
+    engine, prefix = watched(is_async), range(1, 11)
+    engine.submit("a", 670, 400, keys=prefix)
+    engine.run(0.5)
+    engine.submit("b", 670, 400, keys=prefix)
+    engine.run(1.5)
+
+    flight = engine.mirror.flights[RequestId("b")]
+
+    assert flight.seq.cached == 640
+    assert flight.blocks_seen == (670 + engine.generated["b"]) // 64 > len(prefix)
+
+
 def test_idle_time_teaches_nothing():
     engine = watched(trust=0.003)
 
