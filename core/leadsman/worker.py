@@ -103,7 +103,9 @@ class WorkerState:
         self.curves = CurveLearner(fingerprint(seen.settings))
         self.lengths = lengths
         self.known = known
-        self.learner = StepLearner(prior_weights(known.curve), trust=GUESS)
+        self.learner = StepLearner(
+            prior_weights(known.curve), GUESS, seen.settings.max_num_batched_tokens
+        )
         self.mirror = Mirror(seen.settings, self.learner)
         self.waits, self.ttfts = Residuals(), Residuals()
         self.better = BetterOf(first="learned")

@@ -235,3 +235,26 @@ def test_another_prior_before_any_step_is_taken_as_it_is(prior):
     learner.lean_on(prior, trust=20.0)
 
     assert learner.weights == pytest.approx(prior)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_an_isolated_curve_holds_of_its_steps_is_not_counted_twice(seed):
+    budget = 512
+    curve = StepWeights(0.0, TRUE.a + TRUE.t0 / budget, TRUE.b, 0.0, 0.0, TRUE.s + TRUE.t0 / 2)
+    learner = StepLearner(curve, trust=20.0, budget=budget)
+
+    teach(learner, Random(seed), steps=1000, noise=0.03)
+
+    assert learner.weights.s == pytest.approx(TRUE.s, rel=0.25)
+    assert learner.weights.a == pytest.approx(TRUE.a, rel=0.05)
+    assert worst_error(learner.weights, Random(seed)) < 0.03
+
+
+def test_a_curve_alone_is_taken_as_it_is_until_steps_are_seen():
+    learner = StepLearner(GUESS, trust=20.0, budget=512)
+    curve = StepWeights(0.0, 1e-4, 1e-8, 0.0, 0.0, 0.02)
+
+    learner.lean_on(curve, trust=20.0)
+
+    seconds = learner.weights.seconds(StepFeatures(4, 2000, 2e6, 0, 0, 1))
+    assert seconds == pytest.approx(curve.seconds(StepFeatures(4, 2000, 2e6, 0, 0, 1)))
