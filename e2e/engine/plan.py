@@ -61,13 +61,16 @@ class Plans:
         self._rows = spread(rows, rng=Random(f"{self.seed}/spread"))
 
     def isolated(self, rounds: int) -> list[TraceRequest]:
-        """Give prompts of many lengths, short and long in turn, that share nothing."""
-        order = [*ISOLATED] * rounds
-        Random(f"{self.seed}/isolated").shuffle(order)
+        """Give prompts of many lengths, short and long in turn, that share nothing.
+
+        Their answers are as long as the trace's: how long answers are is learned of them too.
+        """
+        order, rng = [*ISOLATED] * rounds, Random(f"{self.seed}/isolated")
+        rng.shuffle(order)
         return [
             TraceRequest(
-                at=0.0, input_tokens=size, output_tokens=8, pieces=(self._unique(),),
-                piece_tokens=size,
+                at=0.0, input_tokens=size, pieces=(self._unique(),), piece_tokens=size,
+                output_tokens=max(SHORTEST_ANSWER, rng.choice(self._rows).output_tokens),
             )
             for size in order
         ]  # fmt: skip
