@@ -1,9 +1,9 @@
 """KvStream: follows one engine's KV events and says what they mean in records.
 
-The question: what this engine scheduler holds, from now until we are told to stop. One SUB socket
-for what happens, a DEALER for what was missed, the SUB's monitor for lost connections, one turn
-for all three; what to make of the numbers is `kv_sequence`, of the bytes `kv_wire`, of the
-engine's names `blocks`. An engine that serves several ranks has an endpoint and a stream for each.
+The question: what this engine scheduler holds, from now until we are told to stop. One link to
+what is published as it happens, another for what was missed; what to make of the numbers is
+`kv_sequence`, of the bytes `kv_wire`, of the engine's names `blocks`. An engine that serves several
+ranks has an endpoint and a stream for each.
 
 A batch that cannot be read makes the view suspect: it may have removed anything. An event of it
 that cannot be read is skipped and counted.
@@ -13,9 +13,9 @@ Source: vLLM 0.32 distributed/kv_events.py, ZmqEventPublisher.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, TypeAlias, assert_never
+from contextlib import suppress
+from typing import Final, assert_never
 
-import zmq
 from leadsman.records import Cleared, KvEvents, Trust, TrustChanged
 from leadsman.units import Seconds
 
@@ -24,13 +24,10 @@ from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.kv_follower import KvFollower, KvSource
 from leadsman_engines.kv_sequence import Action, Apply, AskReplay, Believe, Forget
 from leadsman_engines.kv_wire import decode_batch
-from leadsman_engines.zmq_loop import Frames, Waking, arrived, context
-
-Socket: TypeAlias = "zmq.Socket[bytes]"
+from leadsman_engines.zmtp import message, subscription
+from leadsman_engines.zmtp_link import Frames, Link
 
 _END: Final = b"\xff" * 8
-_TURN: Final = 16
-"""Messages read from one socket before others have their turn."""
 
 
 class KvStream(KvFollower):
@@ -46,73 +43,30 @@ class KvStream(KvFollower):
         super().__init__(source, blocks, emit, now)
         self.dp_rank: int | None = None
         self._engine_time: Seconds = 0.0
-        self._live: Socket | None = None
-        self._monitor: Socket | None = None
-        self._replay: Socket | None = None
-        self._replay_end: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] | None = None
+        self._replay: tuple[Link, asyncio.Task[None]] | None = None
 
     async def run(self) -> None:
-        """Follow the source until cancelled; the sockets are closed then."""
-        loop = asyncio.get_running_loop()
-        self._broken = loop.create_future()
-        self._waking = Waking(self._turn)
-        self._live = context().socket(zmq.SUB)
-        self._live.set_hwm(0)
-        self._monitor = self._live.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED)
+        """Follow the source until cancelled; what goes wrong at either link ends it."""
+        self._broken = asyncio.get_running_loop().create_future()
+        first = subscription(self._source.topic)
+        live = Link(self._source.events, "SUB", first, self._take_live, self._note_connection)
+        following = asyncio.create_task(live.run())
+        following.add_done_callback(self._note_end)
         try:
-            self._live.subscribe(self._source.topic)
-            self._live.connect(self._source.events)
-            self._waking.add(self._live)
-            self._waking.add(self._monitor)
             await self._broken
         finally:
+            live.hang_up()
+            following.cancel()
             self._close_replay()
-            self._live.disable_monitor()
-            self._waking.close()
 
-    def _turn(self) -> None:
-        """Take what has come, on all sockets; what is left has its turn after others had theirs."""
-        if self._attempt(self._read):
-            asyncio.get_running_loop().call_soon(self._turn)
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None and self._broken is not None and not self._broken.done():
+            self._broken.set_exception(problem)
 
-    def _attempt(self, work: Callable[[], bool]) -> bool:
-        """Do some work, unless the stream is broken; what it raises breaks the stream."""
-        assert self._broken is not None
-        if self._broken.done():
-            return False
-        try:
-            return work()
-        except Exception as error:  # noqa: BLE001  # whoever runs this stream says it
-            self._broken.set_exception(error)
-            return False
-
-    def _read(self) -> bool:
-        """Read some of all sockets; True where there may be more.
-
-        What the former connection brought is taken before a new connection is noted: it is older.
-        """
-        assert self._live is not None
-        assert self._monitor is not None
-        connected = bool(list(arrived(self._monitor)))
-        taken = 0
-        for frames in arrived(self._live, None if connected else _TURN):
-            self._take_live(frames)
-            taken += 1
-        if connected:
-            self._act(self._sequence.connected())
-        return self._read_replay() or taken >= _TURN
-
-    def _read_replay(self) -> bool:
-        replay, taken = self._replay, 0
-        if replay is None:
-            return False
-        for frames in arrived(replay, _TURN):
-            self._take_replayed(frames)
-            taken += 1
-            if self._replay is not replay:
-                return True
-        return taken >= _TURN
+    def _note_connection(self) -> None:
+        self._act(self._sequence.connected())
 
     def _take_replayed(self, frames: Frames) -> None:
         message = self._parse(frames)
@@ -123,10 +77,6 @@ class KvStream(KvFollower):
             self._act(self._sequence.replay_over())
         else:
             self._act(self._sequence.replayed(int.from_bytes(sequence), payload))
-
-    def _give_up_replay(self) -> bool:
-        self._act(self._sequence.replay_over("no answer in time"))
-        return False
 
     def _take_live(self, frames: Frames) -> None:
         message = self._parse(frames)
@@ -174,24 +124,24 @@ class KvStream(KvFollower):
             self._act(self._sequence.cleared())
 
     def _ask_replay(self, start: int) -> None:
-        """Ask on a socket of its own, so that no answer to an earlier question comes between."""
+        """Ask on a link of its own, so that no answer to an earlier question comes between."""
         self._close_replay()
         assert self._source.replay is not None
-        replay = context().socket(zmq.DEALER)
-        replay.set_hwm(0)
-        replay.setsockopt(zmq.LINGER, 0)
-        replay.connect(self._source.replay)
-        replay.send_multipart([b"", start.to_bytes(len(_END))])
-        self._replay = replay
-        self._waking.add(replay)
-        loop = asyncio.get_running_loop()
-        self._replay_end = loop.call_later(
-            self._source.replay_timeout, self._attempt, self._give_up_replay
-        )
+        question = message(b"", start.to_bytes(len(_END)))
+        link = Link(self._source.replay, "DEALER", question, self._take_replayed)
+        task = asyncio.create_task(self._hear_replay(link))
+        task.add_done_callback(self._note_end)
+        self._replay = link, task
+
+    async def _hear_replay(self, link: Link) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._source.replay_timeout):
+                await link.run()
+        self._act(self._sequence.replay_over("no answer in time"))
 
     def _close_replay(self) -> None:
-        if self._replay_end is not None:
-            self._replay_end.cancel()
         if self._replay is not None:
-            self._waking.drop(self._replay)
+            link, task = self._replay
             self._replay = None
+            link.hang_up()
+            task.cancel()

@@ -7,16 +7,15 @@ array in MessagePack whose later fields are newer than some servers.
 Source: SGLang 0.5.23 srt/managers/scheduler_components/load_publisher.py.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 
 import msgspec
-import zmq
 from leadsman.records import LoadSample
 from leadsman.units import Seconds, WorkerId
 
-from leadsman_engines.zmq_loop import Waking, arrived, context
+from leadsman_engines.zmtp import subscription
+from leadsman_engines.zmtp_link import Frames, Link
 
 
 class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat"):
@@ -58,25 +57,11 @@ class LoadStream:
         self._now = now
 
     async def run(self) -> None:
-        """Follow the source until cancelled; the socket is closed then."""
-        socket = context().socket(zmq.SUB)
+        """Follow the source until cancelled."""
+        await Link(self._endpoint, "SUB", subscription(self._topic), self._take).run()
 
-        def turn() -> None:
-            if not socket.closed:
-                for frames in arrived(socket):
-                    self._take(frames[-1])
-
-        waking = Waking(turn)
-        waking.add(socket)
+    def _take(self, frames: Frames) -> None:
         try:
-            socket.subscribe(self._topic)
-            socket.connect(self._endpoint)
-            await asyncio.Event().wait()
-        finally:
-            waking.close()
-
-    def _take(self, payload: bytes) -> None:
-        try:
-            self._emit(read_load(payload, self._worker, self._now()))
+            self._emit(read_load(frames[-1], self._worker, self._now()))
         except msgspec.DecodeError:
             self.counts["bad_load"] += 1
