@@ -26,7 +26,7 @@ from leadsman_fleet import fleet_pb2 as pb
 WIRE_VERSION = 1
 
 _WIRE_KEYS = np.dtype("<u8")
-_MESSAGE_BYTES = 1024 * 1024
+MESSAGE_BYTES = 1024 * 1024
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -68,6 +68,8 @@ def decode(messages: Iterable[pb.Record]) -> Decoded:
 
 def shifted(record: Record, offset: Seconds) -> Record:
     """Move a record's times onto a clock that reads `offset` seconds more than its writer's."""
+    if not offset:
+        return record
     match record:
         case core.KvEvents():
             return replace(record, received_at=record.received_at + offset)
@@ -98,7 +100,7 @@ def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
     for record in records:
         batch.append(record)
         size += weight(record)
-        if size >= _MESSAGE_BYTES:
+        if size >= MESSAGE_BYTES:
             yield batch
             batch, size = [], 0
     yield batch

@@ -3,18 +3,20 @@
 A position is (epoch, sequence). The epoch names one life of the log: a random word that its owner
 draws at the start. Within an epoch a reader that stands inside the ring of recent records resumes;
 any other one gets a snapshot. The ring is bounded by records and by bytes, so a reader costs
-nothing while it is away or slow, and one slow reader never holds up another.
+nothing while it is away or slow, and one slow reader never holds up another. It holds records as
+they are written (`written`): once, for all readers.
 """
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from leadsman.records import Granted, Learned, Record
 
-from leadsman_fleet.codec import weight
 from leadsman_fleet.state import FleetState
+from leadsman_fleet.written import element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +30,20 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catchup:
-    """What brings a reader up to `sequence`; a snapshot stands for everything before it."""
+    """What brings a reader up to `sequence`; a snapshot stands for everything before it.
+
+    written: each record as an envelope has it; a snapshot's are written as they are asked for.
+    """
 
     sequence: int
-    records: tuple[Record, ...]
+    written: Iterable[bytes]
     is_snapshot: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     sequence: int
     source: str | None
-    record: Record
-    weight: int
+    written: bytes
 
 
 class FleetLog:
@@ -61,12 +64,12 @@ class FleetLog:
         """
         if not self._state.apply(record, source):
             return None
+        written = element(record)
         self.sequence += 1
-        entry = _Entry(self.sequence, source, record, weight(record))
-        self._ring.append(entry)
-        self._held += entry.weight
+        self._ring.append(_Entry(self.sequence, source, written))
+        self._held += len(written)
         while len(self._ring) > self._bounds.records or self._held > self._bounds.bytes:
-            self._held -= self._ring.popleft().weight
+            self._held -= len(self._ring.popleft().written)
         return self.sequence
 
     @property
@@ -85,18 +88,18 @@ class FleetLog:
         """
         missed = self.sequence - sequence
         if epoch != self.epoch or not 0 <= missed <= len(self._ring):
-            records = tuple(self.snapshot(reader=reader))
-            return Catchup(sequence=self.sequence, records=records, is_snapshot=True)
-        news: list[Record] = []
+            whole = map(element, self.snapshot(reader=reader))
+            return Catchup(sequence=self.sequence, written=whole, is_snapshot=True)
+        news: list[bytes] = []
         size = 0
         for entry in self._after(sequence):
             sequence = entry.sequence
-            size += entry.weight
+            size += len(entry.written)
             if reader is None or entry.source != reader:
-                news.append(entry.record)
+                news.append(entry.written)
             if size >= self._bounds.piece:
                 break
-        return Catchup(sequence=sequence, records=tuple(news), is_snapshot=False)
+        return Catchup(sequence=sequence, written=news, is_snapshot=False)
 
     def _after(self, sequence: int) -> Iterator[_Entry]:
         """Give the entries behind a position that is inside the ring, without a walk to it."""

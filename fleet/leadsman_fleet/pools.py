@@ -31,7 +31,7 @@ class Pools(FleetServicer):
 
     async def Watch(  # noqa: N802, D102
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncGenerator[pb.Envelope, None]:
+    ) -> AsyncGenerator[bytes, None]:
         service = await self._named(request.pool, context)
         async with aclosing(service.Watch(request, context)) as envelopes:
             async for envelope in envelopes:

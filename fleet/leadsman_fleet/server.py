@@ -10,7 +10,7 @@ declared of the pool is no record but a state: each stream is told it once, and 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,9 +21,9 @@ from leadsman.units import Seconds, WorkerId
 
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.clocks import ClockOffset
-from leadsman_fleet.codec import WIRE_VERSION, batches, decode, encode, shifted
+from leadsman_fleet.codec import MESSAGE_BYTES, WIRE_VERSION, decode, shifted
 from leadsman_fleet.declared_codec import encode_declared
-from leadsman_fleet.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from leadsman_fleet.fleet_pb2_grpc import FleetServicer
 from leadsman_fleet.log import Catchup, FleetLog
 from leadsman_fleet.state import FleetState
 from leadsman_fleet.waiting import happens
@@ -108,7 +108,7 @@ class FleetService(FleetServicer):
 
     async def Watch(  # noqa: N802, D102  # the protocol's name, described in fleet.proto
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncGenerator[pb.Envelope, None]:
+    ) -> AsyncGenerator[bytes, None]:
         if request.pool != self.pool:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no pool {request.pool!r} here")
         replica = self._arrive(request.replica)
@@ -148,46 +148,49 @@ class FleetService(FleetServicer):
             self._leave(name, replica)
         return replica
 
-    async def _follow(
-        self, request: pb.WatchRequest, news: asyncio.Event
-    ) -> AsyncIterator[pb.Envelope]:
+    async def _follow(self, request: pb.WatchRequest, news: asyncio.Event) -> AsyncIterator[bytes]:
         epoch = request.epoch or None
         sequence = request.sequence
         told: Declared | None = None
         while True:
             news.clear()
             catchup = self._log.since(epoch, sequence, reader=request.replica)
-            for envelope in self._envelopes(catchup):
+            for head, written in self._envelopes(catchup):
                 if self._declared is not None and self._declared is not told:
                     told = self._declared
-                    envelope.declared.CopyFrom(encode_declared(told))
-                yield envelope
+                    head.declared.CopyFrom(encode_declared(told))
+                yield head.SerializeToString() + b"".join(written)
             epoch, sequence = self._log.epoch, catchup.sequence
             if sequence < self._log.sequence:
                 continue
             if await happens(news, within=self._timing.heartbeat):
                 await asyncio.sleep(self._timing.linger)
 
-    def _envelopes(self, catchup: Catchup) -> Iterator[pb.Envelope]:
-        """Cut a snapshot into messages; news are one, and with nothing in it a heartbeat."""
-        if not catchup.is_snapshot:
-            yield self._envelope(pb.Envelope.LIVE, catchup.sequence, catchup.records)
-            return
-        *parts, last = batches(catchup.records)
-        for part in parts:
-            yield self._envelope(pb.Envelope.SNAPSHOT, 0, part)
-        yield self._envelope(pb.Envelope.SNAPSHOT_END, catchup.sequence, last)
+    def _envelopes(self, catchup: Catchup) -> Iterator[tuple[pb.Envelope, Iterable[bytes]]]:
+        """Cut a snapshot into messages; news are one, and with nothing in it a heartbeat.
 
-    def _envelope(
-        self, phase: pb.Envelope.Phase, sequence: int, records: Sequence[Record]
-    ) -> pb.Envelope:
+        Gives each envelope without its records, and these as they are written.
+        """
+        if not catchup.is_snapshot:
+            yield self._head(pb.Envelope.LIVE, catchup.sequence), catchup.written
+            return
+        part: list[bytes] = []
+        size = 0
+        for one in catchup.written:
+            if size >= MESSAGE_BYTES:
+                yield self._head(pb.Envelope.SNAPSHOT, 0), part
+                part, size = [], 0
+            part.append(one)
+            size += len(one)
+        yield self._head(pb.Envelope.SNAPSHOT_END, catchup.sequence), part
+
+    def _head(self, phase: pb.Envelope.Phase, sequence: int) -> pb.Envelope:
         return pb.Envelope(
             version=WIRE_VERSION,
             epoch=self._log.epoch,
             sequence=sequence,
             phase=phase,
             sent_at=self._clock(),
-            records=[encode(record) for record in records],
         )
 
     def _arrive(self, name: str) -> _Replica:
@@ -222,13 +225,26 @@ def _is_report(record: Record) -> bool:
     return isinstance(record, Granted | TokensSeen | Ended | Learned)
 
 
+def _handlers(service: FleetServicer) -> "grpc.GenericRpcHandler[Any, Any]":
+    """Say what serves each call; what `Watch` gives is in bytes already."""
+    report = pb.ReportRequest.FromString
+    answer = pb.ReportResponse.SerializeToString
+    calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Watch": grpc.unary_stream_rpc_method_handler(service.Watch, pb.WatchRequest.FromString),
+        "Report": grpc.unary_unary_rpc_method_handler(service.Report, report, answer),
+        "HandBack": grpc.stream_unary_rpc_method_handler(service.HandBack, report, answer),
+    }
+    name = pb.DESCRIPTOR.services_by_name["Fleet"].full_name
+    return grpc.method_handlers_generic_handler(name, calls)
+
+
 async def listen(service: FleetServicer, *addresses: str) -> tuple[grpc.aio.Server, list[int]]:
     """Start serving at addresses (`host:port`, port 0 for a free one, or `unix:path`).
 
     Gives the server and its ports. OSError where an address cannot be had.
     """
     server = grpc.aio.server(options=UNLIMITED)
-    add_FleetServicer_to_server(service, server)  # type: ignore[no-untyped-call]  # generated
+    server.add_generic_rpc_handlers((_handlers(service),))
     ports = []
     for address in addresses:
         try:

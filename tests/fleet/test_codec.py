@@ -24,6 +24,7 @@ from leadsman.records import (
 )
 from leadsman_fleet import fleet_pb2 as pb
 from leadsman_fleet.codec import decode, encode, shifted
+from leadsman_fleet.written import element
 
 counts = st.integers(0, 2**31 - 1)
 seconds = st.floats(allow_nan=False, allow_infinity=False)
@@ -164,6 +165,28 @@ def test_a_record_survives_the_wire(record):
 
     assert arrived.skipped == 0
     assert [plain(one) for one in arrived.records] == [plain(record)]
+
+
+@given(st.lists(records, max_size=4), st.integers(0, 2**64 - 1), st.integers(0, 40))
+def test_what_is_written_by_hand_is_what_protobuf_reads(told, sequence, copies):
+    long = Stored(keys=np.arange(copies * 7, dtype=np.uint64), session="s" * copies)
+    batch = KvEvents(
+        worker="w", sequence=sequence, engine_time=1.0, received_at=-2.0, events=(long,) * copies
+    )
+    head = pb.Envelope(epoch="e", sequence=3).SerializeToString()
+
+    envelope = pb.Envelope.FromString(head + b"".join(map(element, [*told, batch])))
+
+    assert list(envelope.records) == [encode(record) for record in [*told, batch]]
+    assert (envelope.epoch, envelope.sequence) == ("e", 3)
+
+
+@pytest.mark.parametrize("sequence", [-1, 2**64])
+def test_a_number_that_does_not_fit_the_wire_is_refused(sequence):
+    batch = KvEvents(worker="w", sequence=sequence, engine_time=0.0, received_at=0.0, events=())
+
+    with pytest.raises(ValueError, match="64-bit"):
+        element(batch)
 
 
 @given(st.lists(records, max_size=4), st.integers(0, 4))

@@ -262,14 +262,14 @@ async def test_a_slow_watcher_holds_nobody_up_and_gets_a_snapshot(stage):
     service = await stage.start(bounds=Bounds(records=4))
     service.publish(seen("a"))
     slow = service.Watch(pb.WatchRequest(pool="default", replica="slow"), None)
-    first = await anext(slow)
+    first = pb.Envelope.FromString(await anext(slow))
     _, heard, _ = stage.replica("quick")
     await hear(heard, WorkerSeen)
 
     for number in range(9):
         service.publish(stored([number]))
         await hear(heard, KvEvents)
-    second = await anext(slow)
+    second = pb.Envelope.FromString(await anext(slow))
 
     await slow.aclose()
     blocks = second.records[2].kv_events.events[1].stored.keys
