@@ -20,9 +20,11 @@ Source: vLLM 0.32 v1/core/block_pool.py, distributed/kv_events.py.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
+import msgspec
 import numpy as np
 from leadsman.keys import MultimodalItem, extend_keys, namespace_seed, root_key
 from leadsman.records import Cleared, KvEvent, Removed, Stored
@@ -129,42 +131,63 @@ class EngineBlocks:
             resolved.extend([] if stored is None else [stored])
             return
         if event.is_dense:
-            self._adopt([Orphan(event)], resolved)
+            keys = self._keys_of(event)
+            if keys is None:
+                self._let_wait(Orphan(event))
+            else:
+                self._hold(event, event.hashes, keys, resolved)
+                self._adopt(self._waited_for(event.hashes), resolved)
             return
         names = event.hashes
         if event.tokens.size:
             names = tuple(name for name in names if name in self._keys)
             self.counts["sparse"] += len(event.hashes) - len(names)
-        lone = [replace(event, hashes=(name,), tokens=_NO_TOKENS) for name in names]
+        lone = [msgspec.structs.replace(event, hashes=(name,), tokens=_NO_TOKENS) for name in names]
         self._adopt([Orphan(one) for one in lone], resolved)
 
     def _adopt(self, todo: list[Orphan], resolved: list[KvEvent]) -> None:
-        """Understand events, and those that waited for them; let wait what cannot be."""
+        """Understand events that waited; let wait what still cannot be."""
         for orphan in todo:
             keys = self._keys_of(orphan.event)
             if keys is None:
-                self.counts["dropped_orphan"] += self._orphans.add(orphan)
+                self._let_wait(orphan)
                 continue
-            held, left = self._hold(orphan, keys)
-            resolved.append(Stored(keys=held, tier=orphan.event.tier, session=orphan.event.session))
-            for name in left:
-                todo.extend(self._orphans.take(name))
+            left = orphan.left
+            names = tuple([orphan.event.hashes[place] for place in left])
+            self._hold(orphan.event, names, keys[left], resolved)
+            todo.extend(self._waited_for(names))
 
-    def _hold(self, orphan: Orphan, keys: Keys) -> tuple[Keys, list[EngineHash]]:
-        """Count a copy of each block that is left; returns their keys and names.
+    def _let_wait(self, orphan: Orphan) -> None:
+        self.counts["dropped_orphan"] += self._orphans.add(orphan)
+
+    def _waited_for(self, names: tuple[EngineHash, ...]) -> list[Orphan]:
+        """Take out what waited for any of these names."""
+        if not self._orphans.blocks:
+            return []
+        return [orphan for name in names for orphan in self._orphans.take(name)]
+
+    def _hold(
+        self,
+        event: BlockStored,
+        names: tuple[EngineHash, ...],
+        keys: Keys,
+        resolved: list[KvEvent],
+    ) -> None:
+        """Count a copy of some blocks of an event.
 
         A name that is known keeps its key, so that what was stored is what will be removed.
         """
-        event, left = orphan.event, orphan.left
-        names = [event.hashes[place] for place in left]
         copies = self._copies.setdefault(event.tier, {})
-        held = []
-        for name, key in zip(names, keys[left].tolist(), strict=True):
-            held.append(self._keys.setdefault(name, key))
+        given = keys.tolist()
+        held = given.copy()
+        for place, name in enumerate(names):
+            held[place] = self._keys.setdefault(name, given[place])
             copies[name] = copies.get(name, 0) + 1
+        if held != given:
+            keys = np.array(held, dtype=np.uint64)
         if event.lora in self._adapters and event.is_dense:
             self._adapters[event.lora].blocks.update(names)
-        return np.array(held, dtype=np.uint64), names
+        resolved.append(Stored(keys=keys, tier=event.tier, session=event.session))
 
     def _keys_of(self, event: BlockStored) -> Keys | None:
         """Name an event's blocks from its parent or its first; None where neither is known."""
@@ -180,13 +203,7 @@ class EngineBlocks:
         return np.concatenate([np.array([first], dtype=np.uint64), rest])
 
     def _root(self, event: BlockStored, block_size: Tokens) -> BlockKey:
-        seed = namespace_seed(
-            secret=self._secret,
-            model=self._model,
-            lora=event.lora,
-            cache_salt=event.cache_salt,
-        )
-        return root_key(seed, block_size)
+        return root_key(_seed(self._secret, self._model, event.lora, event.cache_salt), block_size)
 
     def _remove(self, event: BlockRemoved, resolved: list[KvEvent]) -> None:
         if event.group > 0:
@@ -212,10 +229,12 @@ class EngineBlocks:
         if copies[name]:
             return
         del copies[name]
-        if not any(name in others for others in self._copies.values()):
-            del self._keys[name]
-            for adapter in self._adapters.values():
-                adapter.blocks.discard(name)
+        for others in self._copies.values():
+            if name in others:
+                return
+        del self._keys[name]
+        for adapter in self._adapters.values():
+            adapter.blocks.discard(name)
 
     def _note_adapter(self, event: BlockStored, resolved: list[KvEvent]) -> None:
         """Give up an adapter's blocks once its name stands for another load of it."""
@@ -235,8 +254,15 @@ class EngineBlocks:
                 self._remove(gone, resolved)
 
 
+@lru_cache(maxsize=1024)
+def _seed(secret: bytes, model: str, lora: str | None, cache_salt: str | None) -> int:
+    return namespace_seed(secret=secret, model=model, lora=lora, cache_salt=cache_salt)
+
+
 def _extend(parent: BlockKey, event: BlockStored, skipped: Blocks = 0) -> Keys:
     """Go on from `parent` with an event's blocks behind the first `skipped`."""
+    if not skipped:
+        return extend_keys(parent, event.tokens, event.block_size or 1, event.items)
     start: Tokens = skipped * event.block_size
     items = [
         MultimodalItem(content=item.content, offset=item.offset - start) for item in event.items

@@ -1,8 +1,8 @@
 """What an engine says of its cache, in its own names, free of how any version spells it."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 from leadsman.keys import MultimodalItem
 from leadsman.records import GPU
 from leadsman.units import Seconds, TokenIds, Tokens
@@ -11,8 +11,7 @@ EngineHash: TypeAlias = int | bytes
 """An engine's own name of a block; the same engine names the same block the same in every tier."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockStored:
+class BlockStored(msgspec.Struct, frozen=True, kw_only=True):
     """A copy of each of some consecutive blocks came to be.
 
     tokens: shape (blocks x block_size,), empty where the event names hashes only. items: offsets
@@ -41,8 +40,7 @@ class BlockStored:
         return 0 < self.block_size * len(self.hashes) == len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRemoved:
+class BlockRemoved(msgspec.Struct, frozen=True, kw_only=True):
     """A copy of each block is gone."""
 
     hashes: tuple[EngineHash, ...]
@@ -50,16 +48,14 @@ class BlockRemoved:
     group: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllBlocksCleared:
+class AllBlocksCleared(msgspec.Struct, frozen=True, kw_only=True):
     """Every block is gone."""
 
 
 EngineEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineBatch:
+class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The events of one engine step; problems: why events of it were skipped."""
 
     engine_time: Seconds

@@ -21,16 +21,15 @@ Source: vLLM 0.32 distributed/kv_events.py, ZmqEventPublisher.
 """
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from leadsman.records import Trust
 
 HELD_LIMIT: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Apply this batch now."""
+class Apply(NamedTuple):
+    """Apply this batch now: nearly all that is ever to be done."""
 
     sequence: int
     payload: bytes

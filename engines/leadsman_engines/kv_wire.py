@@ -18,8 +18,9 @@ Source: SGLang 0.5.23 srt/disaggregation/kv_events.py; vLLM 0.32 distributed/kv_
 v1/core/kv_cache_utils.py, to_event_extra_keys.
 """
 
+from array import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -37,77 +38,28 @@ from leadsman_engines.kv_events import (
     EngineEvent,
     EngineHash,
 )
+from leadsman_engines.kv_shapes import (
+    AnyCleared,
+    AnyRemoved,
+    AnyStored,
+    Batch,
+    Cleared,
+    ClearedArray,
+    MapBatch,
+    Removed,
+    RemovedArray,
+    Stored,
+    StoredArray,
+)
 
 _WORD: Final = 2**64 - 1
 _UNREADABLE: Final = (msgspec.DecodeError, ValueError, OverflowError, TypeError)
 _WHOLE_PREFIX: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
 
-
-class _Batch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[msgspec.Raw]
-    data_parallel_rank: int | None = None
-
-
-class _AnyStored(msgspec.Struct):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None
-    token_ids: list[int | list[int]]
-    block_size: int
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-    kv_cache_spec_sliding_window: int | None = None
-
-
-class _Stored(_AnyStored, tag="BlockStored"):
-    session_id: str | None = None
-    cache_salt: str | None = None
-
-
-class _StoredArray(_AnyStored, array_like=True, tag="BlockStored"):
-    """Engines that sent arrays had no sessions; what they had behind the kind is ignored."""
-
-
-class _AnyRemoved(msgspec.Struct):
-    block_hashes: list[int | bytes]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
-class _Removed(_AnyRemoved, tag="BlockRemoved"):
-    pass
-
-
-class _RemovedArray(_AnyRemoved, array_like=True, tag="BlockRemoved"):
-    pass
-
-
-class _AnyCleared(msgspec.Struct):
-    pass
-
-
-class _Cleared(_AnyCleared, tag="AllBlocksCleared"):
-    pass
-
-
-class _ClearedArray(_AnyCleared, array_like=True, tag="AllBlocksCleared"):
-    pass
-
-
-class _MapBatch(msgspec.Struct, array_like=True):
-    ts: float
-    events: list[_Stored | _Removed | _Cleared]
-    data_parallel_rank: int | None = None
-
-
-_whole = msgspec.msgpack.Decoder(_MapBatch)
-_batch = msgspec.msgpack.Decoder(_Batch)
-_map = msgspec.msgpack.Decoder(_Stored | _Removed | _Cleared)
-_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_whole = msgspec.msgpack.Decoder(MapBatch)
+_batch = msgspec.msgpack.Decoder(Batch)
+_map = msgspec.msgpack.Decoder(Stored | Removed | Cleared)
+_array = msgspec.msgpack.Decoder(StoredArray | RemovedArray | ClearedArray)
 
 
 def decode_batch(payload: bytes, worker: WorkerId) -> EngineBatch:
@@ -146,19 +98,17 @@ def _event(raw: msgspec.Raw) -> EngineEvent:
     return _understood((_map if is_map else _array).decode(raw))
 
 
-def _understood(event: _AnyStored | _AnyRemoved | _AnyCleared) -> EngineEvent:
-    if isinstance(event, _AnyCleared):
+def _understood(event: AnyStored | AnyRemoved | AnyCleared) -> EngineEvent:
+    if isinstance(event, AnyCleared):
         return AllBlocksCleared()
     hashes = tuple([_unsigned(name) for name in event.block_hashes])
     tier, group = (event.medium or GPU).upper(), event.group_idx or 0
-    if isinstance(event, _AnyRemoved):
+    if isinstance(event, AnyRemoved):
         return BlockRemoved(hashes=hashes, tier=tier, group=group)
     return _stored(event, hashes, tier, group)
 
 
-def _stored(
-    event: _AnyStored, hashes: tuple[EngineHash, ...], tier: str, group: int
-) -> BlockStored:
+def _stored(event: AnyStored, hashes: tuple[EngineHash, ...], tier: str, group: int) -> BlockStored:
     if event.block_size < 0:
         raise ValueError(f"block_size is {event.block_size}")
     parent = event.parent_block_hash
@@ -166,7 +116,7 @@ def _stored(
     if lora is None and event.lora_id is not None:
         lora = f"#{event.lora_id}"
     salt, items = _extras(event, is_root=parent is None)
-    if isinstance(event, _Stored) and event.cache_salt is not None:
+    if isinstance(event, Stored) and event.cache_salt is not None:
         salt = event.cache_salt
     return BlockStored(
         hashes=hashes,
@@ -181,11 +131,11 @@ def _stored(
         lora_id=event.lora_id,
         cache_salt=salt,
         items=items,
-        session=event.session_id if isinstance(event, _Stored) else None,
+        session=event.session_id if isinstance(event, Stored) else None,
     )
 
 
-def _window(event: _AnyStored) -> Tokens | None:
+def _window(event: AnyStored) -> Tokens | None:
     """Say how many tokens a group sees of a prefix: a state sees the last block's."""
     if event.kv_cache_spec_kind == "mamba":
         return STATE
@@ -199,16 +149,20 @@ def _unsigned(name: EngineHash) -> EngineHash:
 
 
 def _tokens(token_ids: list[int | list[int]]) -> TokenIds:
-    """Take tokens as they are, and the first of each pair."""
+    """Take tokens as they are, and the first of each pair.
+
+    Numbers go by an array into numpy in a third of the time that a list takes.
+    """
+    numbers: list[int] = cast("list[int]", token_ids)
     if token_ids and isinstance(token_ids[0], list):
         pairs = [pair for pair in token_ids if isinstance(pair, list) and pair]
         if len(pairs) < len(token_ids):
             raise ValueError("token_ids has pairs and other things")
-        return np.array([pair[0] for pair in pairs], dtype=np.uint32)
-    return np.array(token_ids, dtype=np.uint32)
+        numbers = [pair[0] for pair in pairs]
+    return np.frombuffer(array("I", numbers), dtype=np.uint32)
 
 
-def _extras(event: _AnyStored, *, is_root: bool) -> tuple[str | None, tuple[MultimodalItem, ...]]:
+def _extras(event: AnyStored, *, is_root: bool) -> tuple[str | None, tuple[MultimodalItem, ...]]:
     """Find the cache salt and the items in `extra_keys`."""
     salt: str | None = None
     items: list[MultimodalItem] = []

@@ -381,3 +381,21 @@ def test_clearing_forgets_blocks_and_orphans():
     assert isinstance(resolved[0], Cleared)
     assert [event.keys.tolist() for event in resolved[1:]] == [keys((1,))]
     assert (blocks.known, blocks.waiting) == (1, 1)
+
+
+def test_a_long_chain_that_comes_backwards_is_adopted_at_once():
+    path = (0, 1) * 1500
+    blocks = EngineBlocks(secret=b"s", model="m")
+    chain = [
+        BlockStored(
+            hashes=(place + 1,), parent=place or None, tokens=tokens(path[place : place + 1]),
+            block_size=SIZE,
+        )
+        for place in range(len(path))
+    ]  # fmt: skip
+
+    waiting = blocks.resolve(reversed(chain[1:]))
+    adopted = blocks.resolve(chain[:1])
+
+    assert waiting == ()
+    assert [key for event in adopted for key in event.keys.tolist()] == keys(path)
