@@ -27,7 +27,7 @@ from leadsman.curve import fingerprint
 from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.grade import Grade, Summary
-from leadsman.lengths import Floats, Lengths
+from leadsman.lengths import CapsAreLengths, Lengths
 from leadsman.prediction import Admitted, Prediction, Price
 from leadsman.records import (
     Cleared,
@@ -47,7 +47,7 @@ from leadsman.records import (
 )
 from leadsman.request import Request
 from leadsman.steptime import StepWeights
-from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens, WorkerId
+from leadsman.units import BlockKey, Keys, RequestId, Seconds, WorkerId
 
 WARM_UP = 20
 POLLED_EVERY: Seconds = 0.5
@@ -118,17 +118,6 @@ def _relative_fit(columns: np.ndarray, seconds: np.ndarray) -> list[float]:
     return [max(0.0, float(value)) for value in fit]
 
 
-class _TrueLengths(Lengths):
-    """Knows each answer's length: the request's cap, which is set to it. None ends before."""
-
-    def below(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> Floats:
-        del family
-        assert max_tokens is not None
-        below = np.zeros_like(super().below())
-        below[-1] = 1.0
-        return below
-
-
 class Replayed:
     """One recording, played to a Fleet; `summary` grades what the Fleet said.
 
@@ -149,7 +138,7 @@ class Replayed:
         self._recording = recording
         self._true_lengths = true_lengths
         self._settings = _settings(recording["engine"])
-        self._fleet = Fleet(_TrueLengths if true_lengths else Lengths)
+        self._fleet = Fleet(CapsAreLengths if true_lengths else Lengths)
         self._budget, self._rng = Budget(), Random(1)
         self._blocks = _Blocks({r["id"]: r["prefix_blocks"] for r in recording["requests"]})
         self._predictions: dict[str, Prediction] = {}

@@ -182,6 +182,20 @@ class Lengths:
         self._unit = 1.0
 
 
+class CapsAreLengths(Lengths):
+    """What is believed where each answer is known to come to its cap: none ends before.
+
+    It stands here since what is compiled can only be inherited from by what is compiled.
+    """
+
+    def below(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> Floats:
+        """Give the chance that an answer is shorter than each edge: 0 but at the last one."""
+        del family, max_tokens
+        below: Floats = np.zeros(_BINS + 1)
+        below[-1] = 1.0
+        return below
+
+
 def beyond(below: Floats, generated: Tokens, draw: float = 0.5) -> float:
     """Give the quantile `draw` of what is still to come, at least one token; see `Lengths.below`.
 
