@@ -135,6 +135,19 @@ def test_our_own_bootstrap_has_nothing_to_change(profile):
 
 
 @pytest.mark.parametrize(
+    ("held", "longest", "says"),
+    [(60.0, 3.5, []), (60.0, 20.0, ["which may take 21 s"]), (2.0, 20.0, [])],
+)
+def test_a_gateway_must_wait_for_as_long_as_requests_may_be_held(held, longest, says):
+    settings = Settings(longest_hold=longest)
+
+    found = [one.what for one in gateway.look(bootstrap("buffered"), settings, held)]
+
+    assert [told for told in says if any(told in what for what in found)] == says
+    assert len(found) == len(says)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ('"message_timeout": "5s"', '"message_timeout": "0.2s"', "waits 0.2 s for the picker"),

@@ -62,7 +62,7 @@ async def _gateway(http: aiohttp.ClientSession, envoy: str, config: Config) -> l
     except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
         what = f"{envoy} gives no configuration: {error or type(error).__name__}"
         return [Finding("fault", gateway.WHERE, what, "the URL of its admin port?")]
-    found = list(dict.fromkeys(gateway.look(told, config.picker)))
+    found = list(dict.fromkeys(gateway.look(told, config.picker, config.budget.hold or 0.0)))
     return found or [Finding("fine", gateway.WHERE, "has no limit that breaks prompts or waits")]
 
 

@@ -5,6 +5,7 @@ Envoy's defaults are for small requests: 1 MB of body, 1,024 requests at once, 1
 Source: Envoy 1.40, circuit_breaker.proto, route_components.proto, ext_proc.proto: defaults.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -23,20 +24,20 @@ DEFAULT_BUFFER: Final = 1024 * 1024
 SHORT_ANSWER: Final[Seconds] = 600.0
 
 
-def look(config: Any, settings: Settings) -> Iterator[Finding]:
-    """Look at a configuration, as parsed JSON."""
+def look(config: Any, settings: Settings, held: Seconds = 0.0) -> Iterator[Finding]:
+    """Look at a configuration, as parsed JSON. held: for how long requests may be held."""
     pickers = list(_of_type(config, "ExternalProcessor"))
     if not pickers:
         change = "add the ext_proc filter: docs/serve.md"
         yield Finding("fault", WHERE, "has no ext_proc filter: nobody is asked", change)
         return
     for picker in pickers:
-        yield from _picker(picker, settings)
+        yield from _picker(picker, settings, held)
     yield from _clusters(config)
     yield from _routes(config, pickers, settings)
 
 
-def _picker(picker: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _picker(picker: Mapping[str, Any], settings: Settings, held: Seconds) -> Iterator[Finding]:
     modes = picker.get("processing_mode") or {}
     request, response = (modes.get(f"{way}_body_mode", "NONE") for way in ("request", "response"))
     if request not in {"BUFFERED", "FULL_DUPLEX_STREAMED"}:
@@ -54,12 +55,13 @@ def _picker(picker: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
             "response_body_mode: STREAMED or FULL_DUPLEX_STREAMED",
         )
     timeout = _seconds(picker.get("message_timeout"), DEFAULT_MESSAGE_TIMEOUT)
-    if request != "FULL_DUPLEX_STREAMED" and timeout <= settings.decision_deadline:
+    takes = settings.decision_deadline + min(held, settings.longest_hold)
+    if request != "FULL_DUPLEX_STREAMED" and timeout <= takes:
         yield Finding(
             "fault",
             WHERE,
-            f"waits {timeout:g} s for the picker, which may take {settings.decision_deadline:g} s",
-            "message_timeout above picker.decision_deadline, e.g. 5s",
+            f"waits {timeout:g} s for the picker, which may take {takes:g} s",
+            f"message_timeout above that, e.g. {max(5, math.ceil(takes) + 1)}s",
         )
     if not picker.get("failure_mode_allow"):
         yield Finding(
