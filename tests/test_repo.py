@@ -180,3 +180,40 @@ def test_the_example_of_a_recording_can_be_played():
     figures = played.play().figures()
 
     assert figures["requests"] == 0
+
+
+LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def is_logging(call):
+    function = call.func
+    if not isinstance(function, ast.Attribute) or function.attr not in LOGS:
+        return False
+    owner = ast.unparse(function.value).split(".")[-1]
+    return owner.lower() in {"log", "logger", "logging", "_log"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_log_message_is_constant_and_what_differs_is_a_field(path):
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+
+    loose = [
+        ast.unparse(call)
+        for call in filter(is_logging, calls)
+        if len(call.args) != 1
+        or not isinstance(call.args[0], ast.Constant)
+        or "%" in str(call.args[0].value)
+    ]
+
+    assert loose == []
+
+
+def test_that_log_messages_are_looked_at_is_no_accident():
+    calls = [
+        node
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and is_logging(node)
+    ]
+
+    assert len(calls) >= sum("getLogger" in path.read_text() for path in MODULES)

@@ -150,8 +150,9 @@ class Outcomes:
                         self._taken += sum(map(len, came))
                     file.flush()
                 full.tend()
+                self.counts.journal_failed = full.failed
             full.close()
-            self.counts.journal_failed += full.failed
+            self.counts.journal_failed = full.failed
 
 
 def _about(decision: Decision) -> WorkerId | None:

@@ -104,9 +104,9 @@ class LessonBook:
             return Lessons.read(found.data.get(_ENTRY, "[]"))
         except ApiError as error:
             if error.status != _ABSENT:
-                self._complain("lessons not read", error)
+                log.warning("lessons not read", extra=self._told(error))
         except (msgspec.MsgspecError, *NO_ANSWER) as error:
-            self._complain("lessons not read", error)
+            log.warning("lessons not read", extra=self._told(error))
         return Lessons()
 
     async def save(self, lessons: Lessons) -> bool:
@@ -115,7 +115,7 @@ class LessonBook:
         try:
             await self._write(data)
         except (ApiError, *NO_ANSWER) as error:
-            self._complain("lessons not kept", error)
+            log.warning("lessons not kept", extra=self._told(error))
             return False
         return True
 
@@ -128,8 +128,8 @@ class LessonBook:
             about = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": self.place.name}}
             await self.api.create(self._all(), about | data)
 
-    def _complain(self, what: str, error: Exception) -> None:
-        log.warning(what, extra={"place": str(self.place), "error": str(error) or repr(error)})
+    def _told(self, error: Exception) -> dict[str, str]:
+        return {"place": str(self.place), "error": str(error) or repr(error)}
 
     def _all(self) -> str:
         return f"/api/v1/namespaces/{self.place.namespace}/configmaps"

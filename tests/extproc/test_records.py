@@ -1,6 +1,7 @@
 """What is kept of decisions and outcomes, how it is written, and what is never written."""
 
 import dataclasses
+import time
 import zlib
 from random import Random
 
@@ -269,6 +270,20 @@ def test_what_cannot_be_rewritten_stays_and_is_tried_once(tmp_path):
         full.close()
 
     assert (full.failed, lines_.exists()) == (1, True)
+
+
+def test_what_cannot_be_rewritten_is_counted_while_records_are_kept(tmp_path):
+    (tmp_path / "outcomes-1.jsonl").write_text('{"request":"a"}\n')
+    (tmp_path / "outcomes-1.parquet.half").mkdir()
+    counts = Counts()
+
+    with Outcomes(counts=counts, folder=tmp_path, recording=Recording(form="parquet")):
+        give_up = time.monotonic() + 60
+        while not counts.journal_failed and time.monotonic() < give_up:
+            time.sleep(0.02)
+        counted = counts.journal_failed
+
+    assert (counted, counts.journal_failed) == (1, 1)
 
 
 def test_of_full_files_the_oldest_go_where_they_are_too_much(tmp_path):
