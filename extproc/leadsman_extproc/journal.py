@@ -50,8 +50,9 @@ class RecordFile:
             self._size = 0
 
     def close(self) -> None:
-        """Close it."""
-        self._file.close()
+        """Close it; what its disk has no room for is lost, and was counted."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _aside(self) -> Path:
         """Name a full file by the moment, so that names stand in the order of time.

@@ -203,7 +203,7 @@ IN_FLIGHT = {
 }
 PLAIN = (
     ("graded", "Predictions whose first token was seen."),
-    ("journal_dropped", "Records dropped because the disk was too slow."),
+    ("journal_dropped", "Records dropped because the disk was too slow, or full."),
     ("journal_failed", "Full files of records that could not be written as Parquet."),
 )
 HISTOGRAMS = (

@@ -13,6 +13,7 @@ that were off by more than `LARGE_ERROR`, and outcomes on the other side of a bo
 That a prediction was off is known only at the end; a grant still has its decision then.
 """
 
+import logging
 import threading
 import time
 import zlib
@@ -29,11 +30,12 @@ from leadsman.units import RequestId, Seconds, WorkerId
 
 from leadsman_extproc.columns import encoder
 from leadsman_extproc.grants import Grant
-from leadsman_extproc.journal import KINDS, FullFiles, record_files
+from leadsman_extproc.journal import KINDS, FullFiles, RecordFile, record_files
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.rows import UNTOLD, Hides, Shared, allowed, decision_row, served
 from leadsman_extproc.settings import Recording
 
+LOG: Final = logging.getLogger(__name__)
 FLUSH_EVERY: Final[Seconds] = 0.25
 MOST_BYTES: Final = 64 * 1024 * 1024
 """What may wait to be written: some 20,000 requests of a fleet of twenty."""
@@ -66,6 +68,7 @@ class Outcomes:
     _encode: Callable[[object], bytes] = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _failing: set[RecordFile] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._shared = Shared(Hides(names=self.recording.names, key=self.key))
@@ -144,15 +147,27 @@ class Outcomes:
             while not is_last_round:
                 is_last_round = self._stop.wait(FLUSH_EVERY)
                 for kind, file in files.items():
-                    waiting = self._waiting[kind]
-                    if came := [waiting.popleft() for _ in range(len(waiting))]:
-                        file.write(b"\n".join([*came, b""]))
-                        self._taken += sum(map(len, came))
-                    file.flush()
+                    self._write(file, self._waiting[kind])
                 full.tend()
                 self.counts.journal_failed = full.failed
             full.close()
             self.counts.journal_failed = full.failed
+
+    def _write(self, file: RecordFile, waiting: deque[bytes]) -> None:
+        """Write what waits; what a disk has no room for is counted, and the next is tried anew."""
+        came = [waiting.popleft() for _ in range(len(waiting))]
+        self._taken += sum(map(len, came))
+        try:
+            if came:
+                file.write(b"\n".join([*came, b""]))
+            file.flush()
+        except OSError as error:
+            self.counts.journal_dropped += len(came)
+            if file not in self._failing:
+                LOG.error("records not written", extra={"error": str(error)})  # noqa: TRY400
+            self._failing.add(file)
+        else:
+            self._failing.discard(file)
 
 
 def _about(decision: Decision) -> WorkerId | None:

@@ -151,6 +151,17 @@ def test_a_full_queue_drops_and_counts_the_drop(tmp_path, monkeypatch):
     assert counts.journal_dropped == 1
 
 
+def test_a_full_disk_drops_records_and_counts_them_and_the_other_file_goes_on(tmp_path):
+    (tmp_path / "decisions.jsonl").symlink_to("/dev/full")
+    counts = Counts()
+
+    with Outcomes(counts=counts, folder=tmp_path) as kept:
+        serve(kept)
+
+    assert counts.journal_dropped == 1
+    assert len(lines(tmp_path / "outcomes.jsonl")) == 1
+
+
 def test_every_count_is_on_the_page():
     counts = Counts()
     counts.fallbacks["deadline"] += 2
