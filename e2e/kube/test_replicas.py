@@ -1,13 +1,17 @@
 """Several pickers pick as one: their predictions are as good, and the load as even, as one's alone.
 
-One and two replicas take turns under the same kind of load, on engines of different speed. What
-they predicted and what became of it are in their journals, whose times are of one clock here.
+One and two replicas take turns at the same requests, on engines of different speed. What they
+predicted and what became of it are in their journals, whose times are of one clock here. On a
+machine that does other things too, two plays of the same differ by more than a tenth; so this fails
+only where it is not chance that two pickers are worse, as far as drawing the rounds anew can tell.
+How much worse they are to the digit, tests/bench/test_replicas.py says in virtual time.
 """
 
 import json
 from bisect import bisect_left, insort
 from collections import Counter
 from contextlib import contextmanager
+from random import Random
 from statistics import mean
 
 import pytest
@@ -23,12 +27,18 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SPEEDS = ("1", "1", "1.5", "2")
 BACKENDS = ("grpc", pytest.param("redis", marks=needs_redis))
 """The ways in which replicas hear of each other."""
-ROUNDS = 2
-REQUESTS = 300
-RATE = 30.0
+ROUNDS = 5
+REQUESTS = 120
+RATE = 20.0
+LEARNING = 300
+"""Requests of the first play, after which all later pickers are told how fast the engines are."""
+
 WORSE = 1.1
+DRAWS = 1000
+CHANCE = 0.01
 MOST_UNPREDICTED = 0.05
 COMPONENT = "picker-chat"
+QUICK = {"pickers": {"noticeSeconds": 0}}
 
 
 @pytest.fixture(params=BACKENDS)
@@ -37,7 +47,7 @@ def release(request, helm_path, plane, tmp_path):
     namespace = f"replicas-{request.param}"
     with (
         _state_by(request.param, tmp_path) as values,
-        installed(helm_path, plane, tmp_path, namespace, **values) as release,
+        installed(helm_path, plane, tmp_path, namespace, **values, **QUICK) as release,
     ):
         stage = release.stage
         for number, speed in enumerate(SPEEDS):
@@ -62,51 +72,62 @@ def _state_by(backend, folder):
 
 
 @pytest.mark.slow
-def test_two_pickers_predict_as_well_and_spread_as_evenly_as_one(release):
+def test_two_pickers_predict_as_well_and_spread_as_evenly_as_one(release, capsys):
     release, url = release
-    outcomes = {1: [], 2: []}
-    _play(release, url, 1, seed=0)
-    for turn in range(1, ROUNDS + 1):
-        for count, seen in outcomes.items():
-            seen.append(_play(release, url, count, seed=turn))
+    _play(release, url, 1, LEARNING, seed=0)
+    rounds = [
+        [_play(release, url, count, REQUESTS, seed=turn) for count in (1, 2)]
+        for turn in range(1, ROUNDS + 1)
+    ]
 
-    one, two = outcomes[1], outcomes[2]
-    assert _error(two) <= WORSE * _error(one)
-    assert _imbalance(two) <= WORSE * _imbalance(one)
+    for figures in (_errors, _imbalances):
+        ratios = _ratios([[list(figures(rows)) for rows in pair] for pair in rounds])
+        least, most = ratios[int(CHANCE * DRAWS)], ratios[-int(CHANCE * DRAWS)]
+        with capsys.disabled():
+            print(f"\n{figures.__name__[1:]}: two pickers' by one's is {least:.2f} to {most:.2f}")
+        assert least <= WORSE
 
 
-def _play(release, url, count, *, seed):
+def _ratios(rounds):
+    """Give what two's figure by one's may as well have been, from the least on."""
+    rng = Random(0)
+
+    def again():
+        drawn = rng.choices(rounds, k=len(rounds))
+        one, two = (mean(n for pair in drawn for n in pair[which]) for which in (0, 1))
+        return two / one
+
+    return sorted(again() for _ in range(DRAWS))
+
+
+def _play(release, url, count, requests, *, seed):
     """Load so many new pickers with as many requests; gives what they wrote of each."""
     stage, journals = release.stage, []
     release.start(COMPONENT, count)
     with steady(url, MODEL, stage.folder, rate=RATE, seed=seed) as traffic:
-        assert within(3 * PATIENCE, lambda: len(traffic.so_far()) >= REQUESTS)
+        assert within(3 * PATIENCE, lambda: len(traffic.so_far()) >= requests)
     assert traffic.lost() == []
     for replica in list(release.replicas[COMPONENT]):
         journals.append(stage.folder / f"{replica.name}.journal" / "outcomes.jsonl")
         release.end(COMPONENT, replica)
     rows = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
-    assert len(rows) >= REQUESTS
+    assert len(rows) >= requests
     return rows
 
 
-def _error(plays):
-    """Give the mean difference of predicted and real time to the first token.
+def _errors(rows):
+    """Give the differences of predicted and real time to the first token.
 
     Who was not decided on in time went to the least loaded engine, without a prediction.
     """
-    times = [(row["predicted_ttft"], row["ttft"]) for rows in plays for row in rows]
+    times = [(row["predicted_ttft"], row["ttft"]) for row in rows]
     known = [(predicted, ttft) for predicted, ttft in times if predicted is not None and ttft]
     assert len(known) >= (1 - MOST_UNPREDICTED) * len(times)
-    return mean(abs(predicted - ttft) for predicted, ttft in known)
+    return [abs(predicted - ttft) for predicted, ttft in known]
 
 
-def _imbalance(plays):
+def _imbalances(rows):
     """Give how far the fullest and the emptiest engine are apart, in requests, as each arrives."""
-    return mean(apart for rows in plays for apart in _apart(rows))
-
-
-def _apart(rows):
     running, ends = Counter({row["worker"]: 0 for row in rows}), []
     for row in sorted(rows, key=lambda row: row["sent_at"]):
         over = bisect_left(ends, (row["sent_at"], ""))
