@@ -160,7 +160,8 @@ class Release:
 def installed(helm_path, plane, folder, namespace, **values):
     """Install the chart in a new namespace with a pool `chat`; gives the release, without pods.
 
-    Where all went well, it is uninstalled in the end, and of all that ran nothing may be left.
+    Where all went well, it is stopped and uninstalled in the end, and of all that ran nothing may
+    be left. An operator that still runs could make its Lease anew before its rights go.
     """
     create(plane, "/api/v1/namespaces", {"metadata": {"name": namespace}})
     before = _outside_of_others(plane, namespace)
@@ -171,6 +172,7 @@ def installed(helm_path, plane, folder, namespace, **values):
         values |= {"pools": [{"name": "chat", "create": made}], "namespaces": [namespace]}
         helm.does("install", "r", str(CHART), "--namespace", namespace, values=values)
         yield Release(stage, known, "r")
+        running.stop()
         helm.does("uninstall", "r", "--namespace", namespace)
         assert _outside_of_others(plane, namespace) == before
 
