@@ -5,6 +5,8 @@ import signal
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from leadsman.curve import fingerprint
 from leadsman.records import Learned
 from leadsman_bench.envoy import running_envoy
@@ -143,6 +145,30 @@ async def test_an_engine_in_trouble_is_told_with_its_pod_and_the_cause(serving):
     assert (found["pod"], found["maxNumSeqs"], found["ready"]) == ("mute", 64, True)
     reachable = lambda: conditions(serving.get(f"{budgets(serving)}/everyone"))["EnginesReachable"]
     await until(lambda: reachable()["status"] == "True", reachable)
+
+
+async def test_a_store_that_pods_share_is_read_and_its_profile_says_how_that_goes(serving):
+    answers = [{"total": 0, "keys": []}]
+
+    async def listed(_):
+        return web.json_response(answers[0]) if answers else web.Response(status=503)
+
+    app = web.Application()
+    app.router.add_get("/directory/keys", listed)
+    async with TestServer(app) as coordinator:
+        serving.pod("a", serving.engine())
+        shared = {"lmcache": str(coordinator.make_url("/"))}
+        path = OURS.format(serving.namespace, "engineprofiles")
+        selector = {"matchLabels": {"app": "chat"}}
+        create(serving.plane, path, profile("chat", selector=selector, sharedStore=shared))
+        serving.operator()
+        readable = lambda: conditions(serving.get(f"{path}/chat")).get("StoreReadable", {})
+        await until(lambda: readable().get("status") == "True", readable)
+
+        answers.clear()
+
+        await until(lambda: readable().get("reason") == "DirectoryUnreadable", readable)
+        assert f"{shared['lmcache']}: 503" in readable()["message"]
 
 
 async def test_a_budget_that_cannot_be_applied_as_it_is_written_is_told_with_the_cause(serving):
