@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.budget import Budget
+from leadsman.budget import Budget, BudgetError
 from leadsman.decide import decide
 from leadsman.prediction import Admitted, Reason, Refused
 from leadsman.request import Request
@@ -65,6 +65,11 @@ def test_no_ready_endpoint_is_a_503_whatever_the_budget_says(fake_worker, candid
     assert isinstance(decision, Refused)
     assert (decision.reason, decision.status) == (Reason.NO_ENDPOINT, 503)
     assert 1 <= decision.retry_after <= 120
+
+
+def test_no_budget_says_another_status_for_no_ready_endpoint():
+    with pytest.raises(BudgetError, match="no_endpoint"):
+        Budget(statuses={Reason.NO_ENDPOINT: 429})
 
 
 def test_a_worker_that_is_not_ready_gets_nothing(fake_worker, candidates_of):

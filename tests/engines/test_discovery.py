@@ -123,13 +123,14 @@ async def test_the_blocks_of_an_endpoint_are_shared_out_over_its_ranks():
     assert {rank.settings.num_blocks for rank in engine.ranks} == {1000}
 
 
-async def test_the_only_rank_of_an_endpoint_may_have_any_global_number():
+@pytest.mark.parametrize("label", [11, 0])
+async def test_the_only_rank_of_an_endpoint_may_have_any_global_number(label):
     sources = [SOURCE | {"data_parallel_rank": 11}]
 
-    engine = await found(PAGES | {"/metrics": metrics(11), "/kv_event_sources": sources})
+    engine = await found(PAGES | {"/metrics": metrics(label), "/kv_event_sources": sources})
 
     (rank,) = engine.ranks
-    assert (rank.index, rank.dp_rank) == (11, None)
+    assert (rank.index, rank.dp_rank) == (label, None)
     assert rank.events is not None
 
 
