@@ -8,6 +8,8 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import uvloop
 from leadsman_operator.kube import ApiError, api
@@ -17,6 +19,7 @@ from leadsman_operator.outlets import SharedOutlet
 from leadsman_operator.settings import OperatorSettings
 
 from leadsman_cli.logs import log_as_json
+from leadsman_cli.overview import Overview, show
 from leadsman_cli.signals import ToldToStop
 from leadsman_cli.states import redis_log
 
@@ -38,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         secret=os.environ.get("LEADSMAN_SECRET", "").encode(),
     )
     try:
-        uvloop.run(_run(settings, arguments.kubeconfig, arguments.redis))
+        uvloop.run(_run(settings, arguments))
     except (ApiError, OSError) as error:
         print(f"leadsman operator: {error}", file=sys.stderr)
         return 1
@@ -65,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         " then. Default: LEADSMAN_REDIS_URL",
     )
     add("--lessons", type=_key, help="NAMESPACE/NAME of a ConfigMap to keep what is learned in")
+    add("--page", metavar="HOST:PORT", help="serve the live page of all pools there")
+    add("--token", type=Path, help="file with what whoever looks at the page has to know")
     add("--kubeconfig", help="else the pod's service account, or the user's own")
     add("--log-level", default="info", choices=["debug", "info", "warning"])
     return parser
@@ -87,10 +92,17 @@ def _opener(url: str | None) -> Callable[[str], SharedOutlet] | None:
     return lambda pool: RedisOutlet(redis_log(url, pool))
 
 
-async def _run(settings: OperatorSettings, kubeconfig: str | None, redis: str | None) -> None:
+async def _run(settings: OperatorSettings, arguments: argparse.Namespace) -> None:
     told = ToldToStop()
-    async with api(kubeconfig) as server:
-        process = Operator(api=server, settings=settings, open_log=_opener(redis))
+    async with api(arguments.kubeconfig) as server, AsyncExitStack() as stack:
+        process = Operator(api=server, settings=settings, open_log=_opener(arguments.redis))
+        if arguments.page is not None:
+            here = f"127.0.0.1:{settings.listen.rpartition(':')[2]}"
+            overview = Overview(
+                arguments.redis or settings.peers or here,
+                lambda: [str(key) for key in process.watching.world().pools],
+            )
+            await show(stack, overview, arguments.page, arguments.token)
         operator = asyncio.create_task(process.run())
         try:
             await told.wait(operator)

@@ -116,7 +116,7 @@ def picker(
     def budget_for(request: Request, headers: Mapping[str, str]) -> Budget:
         return (client.declared or _NOTHING).budget_for(request, headers, plan.budget)
 
-    client = _end_of(address, pool, hear, take)
+    client = end_of(address, pool, hear, take=take, hands_back=take is None)
     service = Service(
         fleet=fleet,
         reads=reader,
@@ -130,18 +130,24 @@ def picker(
     return PickerParts(service=service, fleet=fleet, client=client, comparing=comparing)
 
 
-def _end_of(
+def end_of(
     address: str,
     pool: str,
     hear: Callable[[Record], None],
-    take: Callable[[str, Sequence[Record]], None] | None,
+    *,
+    take: Callable[[str, Sequence[Record]], None] | None = None,
+    hands_back: bool,
 ) -> Replica:
+    """Make an end of a pool's stream, or of its log where the address is that of a Redis.
+
+    hands_back: whether it keeps what it hears, for an operator that lost it; see `Target`.
+    """
     name = uuid.uuid4().hex
     if address.startswith(REDIS):
         from leadsman_fleet.redis_ends import RedisReplica
 
         return RedisReplica(redis_log(address, pool), name, hear)
-    target = Target(address=address, replica=name, pool=pool, hands_back=take is None)
+    target = Target(address=address, replica=name, pool=pool, hands_back=hands_back)
     return FleetClient(target, hear, take=take)
 
 

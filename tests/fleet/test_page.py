@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -13,11 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
-from leadsman.records import GPU, KvEvents, LoadSample, Stored, Trust, TrustChanged, WorkerSeen
-from leadsman.units import WorkerId
+from leadsman.records import (
+    GPU,
+    Ended,
+    Granted,
+    KvEvents,
+    LoadSample,
+    Outcome,
+    Stored,
+    TokensSeen,
+    Trust,
+    TrustChanged,
+    WorkerGone,
+    WorkerSeen,
+)
+from leadsman.units import RequestId, WorkerId
 from leadsman_fleet.page import history, server
 from leadsman_fleet.page.access import is_allowed
 from leadsman_fleet.page.history import History
+from leadsman_fleet.page.overheard import Overheard
 from leadsman_fleet.page.shown import Found, Point
 
 A = WorkerId("a:8000")
@@ -137,21 +152,25 @@ async def test_nothing_is_computed_while_nobody_looks():
 
 async def test_who_reads_too_slowly_is_cut_off_and_others_are_not(monkeypatch):
     monkeypatch.setattr(server, "EVERY", 0.05)
-    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    monkeypatch.setattr(server, "PATIENCE", 2.0)
     many = History()
     for i in range(history.MOST_POINTS):
-        many.served(point(f"{i:02000d}"))
+        many.served(point(f"{i:0800d}"))
 
+    loop = asyncio.get_running_loop()
     async with looked_at(history=many) as (_, session):
-        slow, writer = await asyncio.open_connection(*session._base_url.raw_authority.split(":"))
-        writer.write(b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
-        async with session.get("/events", read_bufsize=1 << 26) as quick:
-            [*_, (kind, _)] = await events(quick, 20)
-        async with asyncio.timeout(30):
-            with contextlib.suppress(ConnectionError):
-                while await slow.read(1 << 20):
-                    pass
-        writer.close()
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", session._base_url.port))
+            slow.setblocking(False)
+            await loop.sock_sendall(slow, b"GET /events HTTP/1.1\r\nHost: a\r\n\r\n")
+            async with session.get("/events", read_bufsize=1 << 26) as quick:
+                [*_, (kind, _)] = await events(quick, 5)
+            await asyncio.sleep(1.5 * server.PATIENCE)
+            async with asyncio.timeout(30):
+                with contextlib.suppress(ConnectionError):
+                    while await loop.sock_recv(slow, 1 << 20):
+                        pass
 
     assert kind == "tick"
 
@@ -282,3 +301,50 @@ def test_a_history_is_bounded_whatever_comes():
 
     assert (len(kept.news()), len(kept.told())) == (history.MOST_NEW, history.MOST_POINTS)
     assert len(kept.buckets()) == history.MOST_BUCKETS
+
+
+def test_whoever_hears_grants_and_first_tokens_sees_how_predictions_did():
+    kept = History()
+    heard = Overheard(kept, epoch=lambda: 100.0)
+    granted = Granted(
+        worker=A,
+        request=RequestId("r"),
+        at=1.0,
+        prompt_tokens=10,
+        keys=np.empty(0, np.uint64),
+        max_tokens=None,
+        priority=0,
+        predicted_ttft=0.5,
+    )
+    seen = TokensSeen(worker=A, request=RequestId("r"), at=1.75, tokens=1)
+
+    for record in (granted, seen, granted, seen):
+        heard.take(record)
+
+    [point] = kept.news()
+    assert (point.at, point.predicted, point.actual, point.matched) == (101.75, 0.5, 0.75, None)
+    assert [b.admitted for b in kept.buckets()] == [1]
+    heard.take(Ended(worker=A, request=RequestId("r"), at=2.0, outcome=Outcome.FINISHED))
+    assert len(heard) == 0
+
+
+def test_grants_at_a_worker_that_left_are_forgotten():
+    heard = Overheard(History(), epoch=lambda: 0.0)
+    for name in "ab":
+        heard.take(
+            Granted(
+                worker=A,
+                request=RequestId(name),
+                at=1.0,
+                prompt_tokens=10,
+                keys=np.empty(0, np.uint64),
+                max_tokens=None,
+                priority=0,
+                predicted_ttft=None,
+            )
+        )
+    heard.take(TokensSeen(worker=A, request=RequestId("a"), at=1.5, tokens=1))
+
+    heard.take(WorkerGone(worker=A))
+
+    assert len(heard) == 0
