@@ -72,6 +72,7 @@ EVERY_KIND = {
     "serviceMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
     "dashboard": {"enabled": True},
+    "page": {"enabled": True, "tokenSecret": "watchers"},
 }
 TLS = {
     "none": ("auto", "off", "picker-cert"),
@@ -234,6 +235,27 @@ def test_fallbacks_are_named_where_the_gateway_is_known_to_try_them(helm, kind, 
 
     [text] = [one["picker.yaml"] for one in data if "picker.yaml" in one]
     assert yaml.safe_load(text)["picker"].get("fallbacks") == fallbacks
+
+
+def test_page_and_metrics_ask_for_the_token_that_is_named(helm):
+    page = {"enabled": True, "tokenSecret": "watchers"}
+    more = {"serviceMonitor": {"enabled": True}, "networkPolicy": {"enabled": True}}
+
+    found = helm.rendered({"pools": [POOL], "page": page} | more)
+
+    [file] = named(found, "ConfigMap", "r-leadsman-chat")
+    config = yaml.safe_load(file["data"]["picker.yaml"])
+    assert config["picker"]["page"].endswith(":9091")
+    assert config["picker"]["token"] == "/token/token"
+    [monitor] = named(found, "ServiceMonitor", "r-leadsman-chat")
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "watchers", "key": "token"}}
+    for pod in (one for one in found if one["kind"] == "Deployment"):
+        volumes = pod["spec"]["template"]["spec"]["volumes"]
+        assert {"name": "token", "secret": {"secretName": "watchers"}} in volumes
+    for policy in (one for one in found if one["kind"] == "NetworkPolicy"):
+        ports = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+        assert 9091 in ports
 
 
 @pytest.mark.parametrize("kind", ["none", "standalone"])
