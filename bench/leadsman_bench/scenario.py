@@ -112,6 +112,7 @@ class Wishes:
 
     max_queue_wait: Seconds | None = None
     max_tokens: Tokens | None = None
+    ttft: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

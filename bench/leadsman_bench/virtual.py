@@ -3,7 +3,8 @@
 No sockets and no waiting: the loop goes from one request's arrival to the next, lets every engine
 run up to that moment, hands the picker what has been seen by then, and asks it to decide. Engines
 run no further, since the next decision may send them work. While a picker holds requests, the loop
-goes in slices of `TURN`, and after each asks whose turn it is.
+goes in slices of `TURN`, and after each asks whose turn it is. Where callers act on what they got
+(the next call of an agent, a retry, `callers`), the loop looks for them every `STEP` as well.
 
 The picker sees what it would see live: the first chunk of every stream, all chunks of the streams
 that it wants as witnesses, the last chunk's usage, KV events with the engine's own time, a load
@@ -55,6 +56,9 @@ NETWORK: Seconds = 0.0005
 CHUNK_LATE: Seconds = 0.0005
 EVENTS_LATE: Seconds = 0.001
 """Means of the exponential part of a delay: proxy and picker, publisher and collector."""
+
+STEP: Seconds = 0.05
+"""How late a call may be that follows from another's end."""
 
 NOTICED_AFTER: Seconds = 0.5
 """Until a collector knows that an engine is gone."""
@@ -153,6 +157,48 @@ class Keeper(Protocol):
     def refused(self, offer: Offer, refused: Refused) -> None:
         """Keep a refusal."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """The caller of a request goes away."""
+
+    request: RequestId
+
+
+class Source(Protocol):
+    """Where offers come from. heeds: whether more of them may follow from what became of others."""
+
+    heeds: bool
+
+    def due(self) -> Seconds | None:
+        """Say when the next one is due; None: none, unless another follows from those sent."""
+        ...
+
+    def take(self, now: Seconds) -> Offer | HangUp:
+        """Give the one that is due."""
+        ...
+
+
+class OpenLoop:
+    """Offers that come when they come, whatever became of those before."""
+
+    heeds = False
+
+    def __init__(self, offers: Iterator[Offer]) -> None:
+        self._offers = offers
+        self._next = next(offers, None)
+
+    def due(self) -> Seconds | None:
+        """Say when the next offer comes."""
+        return None if self._next is None else self._next.request.arrived_at
+
+    def take(self, now: Seconds) -> Offer:
+        """Give it."""
+        del now
+        offer, self._next = self._next, next(self._offers, None)
+        assert offer is not None, "taken only when due"
+        return offer
 
 
 class Onlooker(Protocol):
@@ -260,6 +306,16 @@ class VirtualWorker:
         self.down_until = now + DOWN_FOR
         self.announce(now + NOTICED_AFTER, ready=False)
         return lost
+
+    def abandon(self, request: RequestId, now: Seconds) -> Stream | None:
+        """Break off a stream at its caller's end; None where it is not here any more."""
+        stream = self.streams.pop(request, None)
+        if stream is None:
+            return None
+        self._queued.discard(request)
+        self.engine.abort(request, now)
+        self._end(stream, Outcome.CLIENT_GONE, max(stream.seen_at, now + NETWORK))
+        return stream
 
     def start(self, now: Seconds, spec: WorkerSpec) -> None:
         """Start the engine again with an empty cache; its events count from 0 again."""
@@ -380,20 +436,40 @@ class VirtualFleet:
         for worker in self.workers:
             worker.announce(0.0)
 
-    def run(self, offers: Iterator[Offer], incidents: Iterator[Incident]) -> Iterator[Seconds]:
+    def run(
+        self, offers: Iterator[Offer] | Source, incidents: Iterator[Incident]
+    ) -> Iterator[Seconds]:
         """Serve the offers, and let all streams end; yield the time after each offer."""
+        source = OpenLoop(offers) if isinstance(offers, Iterator) else offers
         incident = next(incidents, None)
-        for offer in offers:
-            now = offer.request.arrived_at
-            while incident is not None and incident.at <= now:
+        while (at := self._next_moment(source)) is not None:
+            while incident is not None and incident.at <= at:
                 self._to(incident.at)
                 self._befall(incident)
                 incident = next(incidents, None)
-            self._to(now)
-            self._serve(offer, now)
-            yield now
+            self._to(at)
+            while (due := source.due()) is not None and due <= at:
+                self._meet(source.take(at), at)
+                yield at
         while self._held or any(worker.streams for worker in self.workers):
             self._to(self.now + LOAD_EVERY)
+
+    def _next_moment(self, source: Source) -> Seconds | None:
+        """Say when to look next; None where nothing comes any more."""
+        due = source.due()
+        are_out = bool(self._held) or any(worker.streams for worker in self.workers)
+        if not source.heeds or not are_out:
+            return due
+        return self.now + STEP if due is None else min(max(due, self.now), self.now + STEP)
+
+    def _meet(self, met: Offer | HangUp, now: Seconds) -> None:
+        if isinstance(met, Offer):
+            self._serve(met, now)
+            return
+        for worker in self.workers:
+            stream = worker.abandon(met.request, now)
+            if stream is not None:
+                self._keeper.ended(stream)
 
     def _will_see(self, at: Seconds, record: Record) -> None:
         heappush(self._unseen, (at, next(self._order), record))
