@@ -1,10 +1,12 @@
-"""`leadsman bench`: every number that the project claims, by six commands.
+"""`leadsman bench`: every number that the project claims, by these commands.
 
 simulate: predictions on a fleet in virtual time. policies: goodput of admission policies side by
-side, on the same. recorded: on recordings of a real engine.
+side, on the same. goals: what is promised of admission, each with its spread. recorded: on
+recordings of a real engine.
 micro: speed and memory of the parts, each module of `leadsman_bench.micro` with its `measure()`.
 operator: how the operator keeps up in a cluster, by a real API server.
 page: how smoothly the live page is drawn, in a real browser.
+up, smoke, run, compare, down: policies against live engines, through Envoy.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import ge, le
 from pathlib import Path
 
@@ -53,15 +56,21 @@ GOALS = {
 }
 
 
+LIVE = ("up", "smoke", "run", "compare", "down")
+"""The five operations on live engines."""
+
+
 def main(argv: list[str]) -> int:
     """Run one of the benchmarks; gives the exit status, 2 where there is no such one."""
     commands: dict[str, Callable[[list[str]], int]] = {
         "simulate": _simulate,
         "policies": _policies,
+        "goals": _goals,
         "recorded": _recorded,
         "micro": micro,
         "operator": _operator,
         "page": _page,
+        **{name: partial(_live, name) for name in LIVE},
     }
     name = argv[0] if argv else "--help"
     if name in {"-h", "--help"}:
@@ -83,6 +92,14 @@ def _policies(argv: list[str]) -> int:
     from leadsman_bench import contest
 
     return contest.main(argv)
+
+
+def _live(name: str, argv: list[str]) -> int:
+    return int(importlib.import_module("leadsman_bench.live.command").main(name, argv))
+
+
+def _goals(argv: list[str]) -> int:
+    return int(importlib.import_module("leadsman_bench.goals.command").main(argv))
 
 
 def _recorded(argv: list[str]) -> int:

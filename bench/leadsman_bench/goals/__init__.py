@@ -1,0 +1,1 @@
+"""`leadsman bench goals`: what the project promises of admission, measured and held against it."""
