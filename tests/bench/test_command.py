@@ -12,14 +12,14 @@ def test_an_unknown_benchmark_is_named_with_those_there_are(capsys):
     status = command.main(["speed"])
 
     assert status == 2
-    assert "simulate, policies, recorded, micro" in capsys.readouterr().out
+    assert "simulate, policies, goals, recorded, micro" in capsys.readouterr().out
 
 
 def test_help_lists_the_benchmarks(capsys):
     status = command.main([])
 
     assert status == 0
-    assert "{simulate,policies,recorded,micro,operator}" in capsys.readouterr().out
+    assert "{simulate,policies,goals,recorded,micro,operator,up,smoke,run,compare,down}" in capsys.readouterr().out
 
 
 def test_micro_benchmarks_are_shown_beside_their_goals(tmp_path, monkeypatch, capsys):
