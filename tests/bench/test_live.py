@@ -1,6 +1,7 @@
 """The files of a live run: AdmitPerf's own tools read them, and what cannot be ranked is not."""
 
 import json
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -202,7 +203,7 @@ def test_a_broken_run_is_named(tmp_path):
     written(tmp_path, policies=["none"])
     (tmp_path / "none-1.5x-r2" / "summary.json").unlink()
 
-    with pytest.raises(comparing.CompareError, match="none-1.5x-r2: no run"):
+    with pytest.raises(comparing.CompareError, match=r"none-1\.5x-r2: no run"):
         comparing.read(tmp_path)
 
 
@@ -221,9 +222,7 @@ def test_a_trace_keeps_its_bunching_at_every_pace():
     tasks = [
         Task(
             name=str(at),
-            calls=(
-                Call(row=TraceRequest(at=at, input_tokens=9, output_tokens=1, pieces=(0,))),
-            ),
+            calls=(Call(row=TraceRequest(at=at, input_tokens=9, output_tokens=1, pieces=(0,))),),
         )
         for at in (0.0, 1.0, 1.1, 9.0, 10.0)
     ]
@@ -231,14 +230,17 @@ def test_a_trace_keeps_its_bunching_at_every_pace():
     slow, fast = (paced(tasks, per_s, 1000.0) for per_s in (1.0, 4.0))
 
     assert len(fast) == pytest.approx(4 * len(slow), rel=0.02)
-    gaps = [(b.at - a.at) for a, b in zip(slow[:4], slow[1:5], strict=True)]
+    gaps = [b.at - a.at for a, b in pairwise(slow[:5])]
     assert gaps == pytest.approx([0.5, 0.05, 3.95, 0.5])
 
 
 def test_no_two_repeats_share_a_prompt():
     one, other = (tasks_of(plan(), 5.0, 30.0, seed) for seed in (1, 2))
 
-    pieces = [{p for task in made for c in task.calls for p in c.row.pieces} for made in (one, other)]
+    pieces = [
+        {piece for task in made for call in task.calls for piece in call.row.pieces}
+        for made in (one, other)
+    ]
 
     assert not pieces[0] & pieces[1]
 
