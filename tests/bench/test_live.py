@@ -1,6 +1,7 @@
 """The files of a live run: AdmitPerf's own tools read them, and what cannot be ranked is not."""
 
 import json
+import re
 from itertools import pairwise
 from random import Random
 
@@ -216,6 +217,12 @@ def test_the_report_is_one_file_with_five_plots_that_needs_nothing_else(tmp_path
     assert 'src="' not in drawn
     assert "<script" not in drawn
     assert "queue_cap" in drawn
+    assert {"#1f6feb", "#ffffff"} <= set(re.findall(r"#[0-9a-f]{6}\b", drawn))
+    ids = re.findall(r' id="([^"]+)"', drawn)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', drawn)) <= {
+        pair for one in ids for pair in ((one, ""), ("", one))
+    }
 
 
 def test_a_trace_keeps_its_bunching_at_every_pace():

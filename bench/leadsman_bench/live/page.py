@@ -114,7 +114,7 @@ def _svg(plot: Plot, runs: Sequence[Run]) -> str:
     drawing = written.getvalue()
     drawing = drawing[drawing.index("<svg") :]
     # Ids must differ between drawings of one page.
-    return re.sub(r'(id="|#)([\w-]+)', rf"\g<1>{plot.__name__}-\2", drawing)
+    return re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{plot.__name__}-", drawing)
 
 
 def _policies(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
