@@ -90,6 +90,11 @@ RECORDINGS: Final = (
             "30m",
         ),
     ),
+    Recording(
+        name="leadsman:predicted_queue_wait_seconds:p90_rate1m",
+        expression="histogram_quantile(0.9, sum by (namespace, job, le) "
+        "(rate(leadsman_predicted_queue_wait_seconds_bucket[1m])))",
+    ),
 )
 ALERTS: Final = (
     Alert(

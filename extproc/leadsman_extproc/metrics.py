@@ -101,6 +101,7 @@ class Counts:
     journal_failed: int = 0
     ttft_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
     predicted_ttft_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
+    predicted_queue_wait_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
     error_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
     retry_after_seconds: Histogram = field(default_factory=lambda: Histogram(WAITS))
     read_seconds: Histogram = field(default_factory=lambda: Histogram(WORK))
@@ -115,7 +116,10 @@ class Counts:
         if admitted.refusal is not None:
             self.set_aside[admitted.refusal.reason] += 1
         if admitted.prediction is not None:
-            self.predicted_ttft_seconds.observe(admitted.prediction.price.ttft)
+            price = admitted.prediction.price
+            self.predicted_ttft_seconds.observe(price.ttft)
+            waits = price.queue_wait + (admitted.held_for or 0.0)
+            self.predicted_queue_wait_seconds.observe(waits)
         of = self.of_model(request.model)
         of.requests += 1
         of.running += 1
@@ -125,6 +129,9 @@ class Counts:
         self.decisions["refused"] += 1
         self.refusals[refused.reason] += 1
         self.retry_after_seconds.observe(refused.retry_after)
+        if refused.candidates:
+            waits = min(one.price.queue_wait for one in refused.candidates)
+            self.predicted_queue_wait_seconds.observe(waits + (refused.held_for or 0.0))
 
     def held_for(self, outcome: str, seconds: Seconds) -> None:
         """Count a request that is held no longer."""
@@ -209,6 +216,10 @@ PLAIN = (
 HISTOGRAMS = (
     ("ttft_seconds", "Real time to first token."),
     ("predicted_ttft_seconds", "Predicted time to first token, of requests that were sent on."),
+    (
+        "predicted_queue_wait_seconds",
+        "Predicted wait behind other work, of requests that were sent on or refused.",
+    ),
     ("error_seconds", "Predicted less real time to first token, without its sign."),
     ("retry_after_seconds", "What refused callers were told."),
     ("read_seconds", "From a request's last byte until it was tokenized and keyed."),

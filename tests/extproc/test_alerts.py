@@ -64,3 +64,23 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert():
     assert headings == [one.name for one in alerts.ALERTS]
     told = [rule["annotations"]["runbook"] for rule in GROUPS[1]["rules"]]
     assert told == [f"docs/runbooks.md#{name.lower()}" for name in headings]
+
+
+PAGE = (ROOT / "docs" / "autoscaling.md").read_text()
+SHOWN = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+def test_what_autoscalers_are_shown_reads_what_is_recorded():
+    scaled, horizontal, adapter = SHOWN
+    [rule] = adapter["rules"]["external"]
+    [metric] = horizontal["spec"]["metrics"]
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    asked = rule["metricsQuery"].replace("<<.Series>>{<<.LabelMatchers>>}", rule["seriesQuery"])
+
+    names = [re.findall(r"leadsman:[a-z0-9_:]+", each) for each in (query, asked)]
+
+    assert promql_parser.parse(query)
+    assert promql_parser.parse(asked)
+    assert names == [["leadsman:predicted_queue_wait_seconds:p90_rate1m"]] * 2
+    assert {name for [name] in names} <= {one.name for one in alerts.RECORDINGS}
+    assert metric["external"]["metric"]["name"] == rule["name"]["as"]

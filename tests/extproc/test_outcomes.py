@@ -111,6 +111,26 @@ def test_a_refusal_is_written_with_its_reason(tmp_path):
     assert (row["kind"], row["decision"]["reason"]) == ("refused", "would_wait_too_long")
 
 
+def test_what_to_scale_by_counts_those_sent_on_and_those_refused():
+    counts, went = Counts(), admitted()
+    refused = Refused(
+        request=REQUEST.id,
+        reason=Reason.WOULD_WAIT_TOO_LONG,
+        status=429,
+        retry_after=3.0,
+        should_retry=True,
+        candidates=went.candidates,
+        held_for=4.0,
+    )
+
+    counts.admitted(REQUEST, went)
+    counts.refused(refused)
+    counts.refused(no_endpoint(REQUEST, Budget(), Random(1)))
+
+    assert counts.predicted_queue_wait_seconds.sum == 2.0 + (2.0 + 4.0)
+    assert counts.predicted_queue_wait_seconds.buckets()[-1] == ("+Inf", 2.0)
+
+
 @pytest.mark.parametrize(
     ("first_token", "within"),
     [
