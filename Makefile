@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := core engines fleet operator extproc bench cli
 # Where sources are that are compiled; hatch_build.py says which.
-COMPILED := $(wildcard core/leadsman/*.py engines/leadsman_engines/simulated/*.py extproc/leadsman_extproc/*.py extproc/leadsman_extproc/http2/*.py)
+COMPILED := $(wildcard core/leadsman/*.py engines/leadsman_engines/*.py engines/leadsman_engines/simulated/*.py fleet/leadsman_fleet/*.py extproc/leadsman_extproc/*.py extproc/leadsman_extproc/http2/*.py)
 PROTO := fleet/leadsman_fleet/fleet.proto
 
 # What `make oracle` runs: ORACLE_ENVS holds its environments, and outlives `make clean` elsewhere.

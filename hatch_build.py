@@ -1,4 +1,4 @@
-"""Compiles what runs in every decision, message and engine step, by mypyc, into the wheel.
+"""Compiles what runs in every decision, message, event and engine step, by mypyc, into the wheel.
 
 The same typed Python, some five times as fast in the replay: see docs/adr. Nothing depends on it:
 what is not compiled is interpreted. In a working tree `python hatch_build.py` puts the extensions
@@ -19,8 +19,8 @@ GROUP = "leadsman"
 HOT = {
     "core/leadsman": (
         "admit candidates copies crowd decide ends exact families firstcome fleet followers future "
-        "ghosts holding keys lengths line looks mirror pool prefixes pricing replay residuals "
-        "route running schedulers sequence serving sglang sglang_budget sglang_decode "
+        "ghosts holding keys lengths line lobbies lobby looks mirror pool prefixes pricing replay "
+        "residuals route running schedulers sequence serving sglang sglang_budget sglang_decode "
         "sglang_queue skipping standing stepping steptime tables together windows worker"
     ),
     "extproc/leadsman_extproc/http2": "calls connection frames headers messages outflow stream",
@@ -29,6 +29,8 @@ HOT = {
         "own_tokens picking prompts reading responses_api rows segments session sse templates "
         "verdict watch wire wishes"
     ),
+    "engines/leadsman_engines": "blocks chunks groups kv_wire orphans zmtp",
+    "fleet/leadsman_fleet": "log residency state written",
     "engines/leadsman_engines/simulated": (
         "blocks cache engine hardware scheduler sequences steps stretch"
     ),

@@ -13,7 +13,7 @@ settings.load_profile("leadsman")
 def pytest_configure():
     """Refuse to test what was compiled before its source was last changed."""
     root = Path(__file__).parent.parent
-    layers = ("core", "engines", "extproc")
+    layers = ("core", "engines", "fleet", "extproc")
     for compiled in [path for layer in layers for path in root.glob(f"{layer}/*/**/*.so")]:
         source = compiled.with_name(compiled.name.split(".")[0] + ".py")
         if not source.exists() or source.stat().st_mtime > compiled.stat().st_mtime:
