@@ -6,7 +6,9 @@ cache sends no event) or other settings. At the start of each life the workers a
 their caches held is cleared, and the streams are followed from their beginning.
 
 An engine that cannot be reached, sleeps, or says it is unhealthy is not ready, and stays a worker.
-While an engine is idle it is asked less often: KV events tell when it is not.
+While an engine is idle it is asked less often: KV events tell when it is not. Idle engines are
+asked together, since most of what waking costs is waking alone; busy ones are spread over the turn
+as chance has it, since whoever waits for many pages waits long.
 
 Source: vLLM 0.33 entrypoints/serve/instrumentator/health.py; distributed/kv_events.py.
 """
@@ -66,6 +68,7 @@ class Collector:
         self._around = around
         self._timing = around.timing
         self._stir = asyncio.Event()
+        self._phase = random.random()
 
     async def run(self) -> None:
         """Collect until cancelled, one life of the engine after another."""
@@ -235,7 +238,8 @@ class Collector:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle - self._around.clock() % (idle / _TOGETHER)):
                     await self._stir.wait()
-        await asyncio.sleep(asked_at + self._timing.poll - self._around.clock())
+        due = busy_turn(asked_at, self._timing.poll, self._phase)
+        await asyncio.sleep(due - self._around.clock())
 
     def _tell_load(self, engine: DiscoveredEngine, page: EngineMetrics, at: Seconds) -> bool:
         """Say each rank's load; True while there is work."""
@@ -281,3 +285,12 @@ class Collector:
             fields = {"endpoint": self._endpoint.url, "error": str(error) or repr(error)}
             log.debug("engine did not answer", extra=fields)
             return None
+
+
+def busy_turn(asked_at: Seconds, poll: Seconds, phase: float) -> Seconds:
+    """Give when a busy engine is asked next: at a phase of the turn, after half a turn or more.
+
+    phase: which part of each turn is over then, in [0, 1).
+    """
+    soonest = asked_at + poll / 2
+    return soonest + (phase * poll - soonest) % poll

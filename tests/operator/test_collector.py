@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import time
+from itertools import pairwise
 
 import aiohttp
 import msgspec
@@ -9,6 +10,8 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 from leadsman.records import (
     Cleared,
     KvEvents,
@@ -20,6 +23,7 @@ from leadsman.records import (
     WorkerSeen,
 )
 from leadsman_engines.profile import EngineProfile
+from leadsman_operator.collector import busy_turn
 from leadsman_operator.collectors import Collectors
 from leadsman_operator.endpoint import CollectorTiming, Endpoint, Surroundings
 
@@ -345,3 +349,26 @@ async def test_why_an_engine_is_not_followed_is_told_until_it_is(stage):
     stage.engine.is_healthy = False
     found = await problem(stage, lambda found: found.problem)
     assert found.problem == "/health does not say that the engine is well"
+
+
+@given(st.floats(0, 1e6), st.lists(st.floats(0, 0.24), min_size=1), st.floats(0, 0.999))
+def test_a_busy_engine_is_asked_once_a_turn_at_its_own_phase(begun, late, phase):
+    poll = 0.5
+    first = busy_turn(begun, poll, phase)
+
+    turns = [first]
+    for wait in late:
+        turns.append(busy_turn(turns[-1] + wait, poll, phase))
+
+    assert poll / 2 <= first - begun <= 1.5 * poll
+    assert turns == pytest.approx([first + poll * n for n in range(len(turns))])
+    assert (first - phase * poll + poll / 2) % poll == pytest.approx(poll / 2, abs=1e-6)
+
+
+def test_engines_that_began_to_work_together_are_asked_apart():
+    poll, phases = 0.5, [n / 64 for n in range(64)]
+
+    turns = sorted(busy_turn(1000.0, poll, phase) for phase in phases)
+
+    gaps = [later - sooner for sooner, later in pairwise(turns)]
+    assert min(gaps) == pytest.approx(poll / 64)
