@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
+from leadsman_extproc.garbage import settle
 from leadsman_operator.kube import ApiError, api
 from leadsman_operator.objects import Key
 from leadsman_operator.operator import Operator
@@ -95,7 +96,12 @@ def _opener(url: str | None) -> Callable[[str], SharedOutlet] | None:
 async def _run(settings: OperatorSettings, arguments: argparse.Namespace) -> None:
     told = ToldToStop()
     async with api(arguments.kubeconfig) as server, AsyncExitStack() as stack:
-        process = Operator(api=server, settings=settings, open_log=_opener(arguments.redis))
+        process = Operator(
+            api=server,
+            settings=settings,
+            open_log=_opener(arguments.redis),
+            on_listen=lambda _port: settle(),
+        )
         if arguments.page is not None:
             here = f"127.0.0.1:{settings.listen.rpartition(':')[2]}"
             overview = Overview(
@@ -103,6 +109,7 @@ async def _run(settings: OperatorSettings, arguments: argparse.Namespace) -> Non
                 lambda: [str(key) for key in process.watching.world().pools],
             )
             await show(stack, overview, arguments.page, arguments.token)
+        settle()
         operator = asyncio.create_task(process.run())
         try:
             await told.wait(operator)

@@ -14,6 +14,7 @@ import time
 import uvloop
 from leadsman.fleet import Fleet
 from leadsman.records import KvEvents, Record
+from leadsman_extproc.garbage import settle
 from leadsman_fleet.client import FleetClient, Target
 
 
@@ -32,6 +33,7 @@ async def follow(address: str, pool: str, workers: int) -> None:
     while len(fleet.workers) < workers:  # noqa: ASYNC110  # it tells nobody when it is
         await asyncio.sleep(0.01)
     _say({"ports": [], "blocks": fleet.index.distinct_blocks})
+    settle()
     while not following.done():
         ages.clear()
         await asyncio.sleep(1.0)
