@@ -6,8 +6,7 @@ there has left. Told is what lies where the whole fleet can read it (`shared`); 
 keeps for its own engines they tell themselves. A chunk counts once every rank's part is there.
 
 Pages of a directory that changes may skip a key, so only a listing that adds up to its own total
-says what has left. A coordinator that does not answer changes nothing: the store is still there.
-The first batch of a reader begins with a `Cleared`: another one may have told of the store before.
+says what has left.
 
 Ignored: adapters (their chunks have the names of the base model's) and further object groups of
 hybrid models; what is claimed too much there, outcomes show.
@@ -17,7 +16,6 @@ v1/distributed/api.py, ObjectKey.ComputeKVRank.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, Final, TypeVar
 
@@ -25,25 +23,14 @@ import aiohttp
 import msgspec
 import numpy as np
 from leadsman.keys import namespace_seed, root_key
-from leadsman.records import (
-    Cleared,
-    KvEvent,
-    KvEvents,
-    Removed,
-    Stored,
-    StoreSeen,
-    WorkerGone,
-)
 from leadsman.units import Keys, Seconds
 from msgspec import Meta
 
 from leadsman_engines.errors import EngineProtocolError
 from leadsman_engines.lmcache_chains import Chains, ChunkName
 from leadsman_engines.profile import SharedStore
+from leadsman_engines.store_reader import Emit, StoreReader
 
-log = logging.getLogger(__name__)
-
-EVERY: Final[Seconds] = 5.0
 TIER: Final = "LMCACHE"
 _PAGE: Final = 10_000
 """The most keys that the coordinator lists at once."""
@@ -98,31 +85,27 @@ class _Lookup(msgspec.Struct, frozen=True):
     results: list[_Found]
 
 
-class LmcacheDirectory:
+class LmcacheDirectory(StoreReader):
     """One model's chunks as records.
 
-    seen: how it was last read; None before it was. unused: in the latest listing, chunks
-    `without_tokens`, those that are no whole number of blocks (`uneven`), and those whose parent is
-    not known (`unplaced`).
+    Unused are, in the latest listing, chunks `without_tokens`, those that are no whole number of
+    blocks (`uneven`), and those whose parent is not known (`unplaced`).
     """
+
+    tier = TIER
 
     def __init__(
         self,
         store: SharedStore,
-        emit: Callable[[KvEvents | StoreSeen | WorkerGone], None],
+        emit: Emit,
         now: Callable[[], Seconds],
         *,
         secret: bytes,
     ) -> None:
-        self.worker = store.worker
-        self.seen: StoreSeen | None = None
-        self._store = store
-        self._emit = emit
-        self._now = now
+        super().__init__(store, emit, now)
         self._known: set[ChunkName] = set()
         self._uneven: set[ChunkName] = set()
         self._tokenless: set[ChunkName] = set()
-        self._sequence = 0
         self._chains = Chains(
             lambda salt: root_key(
                 namespace_seed(secret=secret, model=store.model, cache_salt=salt or None),
@@ -130,23 +113,6 @@ class LmcacheDirectory:
             ),
             store.block_size,
         )
-
-    async def run(self, http: aiohttp.ClientSession, every: Seconds = EVERY) -> None:
-        """Read the directory again and again until cancelled."""
-        while True:
-            try:
-                await self.read(http)
-            except (EngineProtocolError, aiohttp.ClientError, TimeoutError, OSError) as error:
-                problem = str(error) or repr(error)
-                if self.seen is None or self.seen.problem is None:
-                    fields = {"url": self._store.lmcache, "error": problem}
-                    log.warning("directory not read", extra=fields)
-                self._say_seen(problem)
-            await asyncio.sleep(every)
-
-    def leave(self) -> None:
-        """Say that the store is nobody's any more."""
-        self._emit(WorkerGone(worker=self.worker))
 
     async def read(self, http: aiohttp.ClientSession) -> None:
         """Read the whole directory once, and say what changed.
@@ -162,14 +128,8 @@ class LmcacheDirectory:
         self._known -= gone
         self._uneven -= gone
         stored = await self._place()
-        events: list[KvEvent] = [] if self._sequence else [Cleared()]
-        if removed:
-            events.append(Removed(keys=np.concatenate(removed), tier=TIER))
-        if stored:
-            events.append(Stored(keys=np.concatenate(stored), tier=TIER))
-        if events:
-            self._say(events)
-        self._say_seen(None)
+        self._say(removed, stored)
+        self._say_read()
 
     async def _list(self, http: aiohttp.ClientSession) -> tuple[dict[ChunkName, _Key], bool]:
         """List the chunks of which every part is there, and whether that is all of them."""
@@ -236,34 +196,14 @@ class LmcacheDirectory:
         except msgspec.DecodeError as error:
             raise EngineProtocolError(self.worker, str(error)) from error
 
-    def _say(self, events: list[KvEvent]) -> None:
-        self._sequence += 1
-        now = self._now()
-        self._emit(
-            KvEvents(
-                worker=self.worker,
-                sequence=self._sequence,
-                engine_time=now,
-                received_at=now,
-                events=tuple(events),
-            )
-        )
-
-    def _say_seen(self, problem: str | None) -> None:
-        seen = StoreSeen(
-            worker=self.worker,
-            chunks=len(self._chains.placed),
-            unused={
-                "without_tokens": len(self._tokenless),
-                "uneven": len(self._uneven),
-                "unplaced": self._chains.unplaced,
-            },
-            problem=problem,
-        )
-        if seen != self.seen:
-            self.seen = seen
-            self._emit(seen)
+    def _say_read(self) -> None:
+        unused = {
+            "without_tokens": len(self._tokenless),
+            "uneven": len(self._uneven),
+            "unplaced": self._chains.unplaced,
+        }
+        self._say_seen(len(self._chains.placed), unused)
 
     @property
     def _base(self) -> str:
-        return f"{self._store.lmcache.rstrip('/')}/directory"
+        return f"{self._store.url.rstrip('/')}/directory"

@@ -70,6 +70,11 @@ class SharedStore:
     stored_as: str | None = None
 
     @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.lmcache
+
+    @property
     def worker(self) -> WorkerId:
         """The name that its records have."""
         return WorkerId(f"{STORE}{self.lmcache} {self.model}")
