@@ -1,8 +1,7 @@
 """What `leadsman serve` is told: docs/fleet.example.yaml shows every key."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from leadsman_operator.manifest import (
     read_endpoints,
     read_manifest,
 )
+from leadsman_operator.stores import is_readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,9 @@ class Config:
 
     def targets(self) -> tuple[Endpoint, ...]:
         """Make the endpoints. Raises ManifestError."""
-        return read_endpoints(self.endpoints, self.profiles)
+        found = read_endpoints(self.endpoints, self.profiles)
+        keeps_names = any(store.mooncake is not None for store in self.stores)
+        return tuple(replace(endpoint, keeps_names=keeps_names) for endpoint in found)
 
     def served_models(self) -> tuple[ServedModel, ...]:
         """Load the models' tokenizers and templates. Raises ManifestError."""
@@ -97,14 +99,17 @@ def policies(settings: Settings, budget: Budget) -> Mapping[str, type[Policy]]:
 def check_stores(stores: Sequence[SharedStore]) -> None:
     """Say what is wrong with the stores. Raises ManifestError."""
     for place, store in enumerate(stores):
-        if not store.lmcache.startswith(("http://", "https://")):
-            raise ManifestError(f"stores[{place}].lmcache", "expected the URL of a coordinator")
+        if (store.lmcache is None) == (store.mooncake is None):
+            raise ManifestError(f"stores[{place}]", "expected one of lmcache and mooncake")
+        if not store.url.startswith(("http://", "https://")):
+            kind = "lmcache" if store.mooncake is None else "mooncake"
+            raise ManifestError(f"stores[{place}].{kind}", "expected the URL of a store")
         if store.block_size < 1:
             raise ManifestError(
                 f"stores[{place}].block_size", "expected a number of tokens above 0"
             )
-    if stores and find_spec("blake3") is None:
-        raise ManifestError("stores", "needs pip install 'leadsman[lmcache]'")
+        if not is_readable(store):
+            raise ManifestError(f"stores[{place}]", "needs pip install 'leadsman[lmcache]'")
 
 
 def load_models(models: Sequence[ModelSpec]) -> tuple[ServedModel, ...]:

@@ -38,6 +38,7 @@ from leadsman_fleet.server import FleetService, listen
 from leadsman_operator.collectors import Collectors
 from leadsman_operator.endpoint import CollectorTiming, Endpoint, Surroundings
 from leadsman_operator.manifest import ManifestError
+from leadsman_operator.stores import reader_of
 
 from leadsman_cli.config import Config, check_stores, policies, read_config
 from leadsman_cli.logs import log_as_json
@@ -151,13 +152,8 @@ async def serving(plan: Plan) -> AsyncIterator[Running]:
 
 def _follow_stores(stack: AsyncExitStack, plan: Plan, around: Surroundings) -> None:
     """Follow what engines share, until the stack ends."""
-    if not plan.config.stores:
-        return
-    from leadsman_engines.lmcache_directory import LmcacheDirectory
-
     for store in plan.config.stores:
-        reader = LmcacheDirectory(store, around.publish, around.clock, secret=around.secret)
-        begin(stack, reader.run(around.http))
+        begin(stack, reader_of(store, around).run(around.http))
 
 
 async def find_signals(fleet: Fleet, budget: Budget) -> None:

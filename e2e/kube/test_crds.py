@@ -128,7 +128,12 @@ def test_what_is_left_out_is_filled_in_as_the_code_has_it(plane, namespace):
         (
             profile("p", selector=SELECTOR, sharedStore={"lmcache": "coordinator:9300"}),
             "spec.sharedStore.lmcache",
-            "must be the URL of a coordinator",
+            "must be a URL",
+        ),
+        (
+            profile("p", selector=SELECTOR, sharedStore={"storedAs": "m"}),
+            "spec.sharedStore",
+            "must name one of lmcache and mooncake",
         ),
         (profile("p"), "spec.selector", "Required value"),
         (profile("p", selector={"matchLabels": {}}), "spec.selector.matchLabels", "at least 1"),

@@ -30,6 +30,7 @@ from leadsman.keys import MultimodalItem, extend_keys, namespace_seed, root_key
 from leadsman.records import Cleared, KvEvent, Removed, Stored
 from leadsman.units import BlockKey, Blocks, Keys, Tokens
 
+from leadsman_engines.block_names import BlockNames
 from leadsman_engines.chunks import Chunks
 from leadsman_engines.groups import Groups
 from leadsman_engines.kv_events import (
@@ -54,7 +55,10 @@ class _Adapter:
 
 
 class EngineBlocks:
-    """Names of one engine's blocks. `counts`: what was left out, by reason."""
+    """Names of one engine's blocks. `counts`: what was left out, by reason.
+
+    names: where they are remembered beyond the blocks; None: nowhere.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class EngineBlocks:
         model: str,
         block_size: Tokens | None = None,
         orphan_limit: Blocks = ORPHAN_LIMIT,
+        names: BlockNames | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.is_windowed = False
@@ -74,6 +79,7 @@ class EngineBlocks:
         self._adapters: dict[str, _Adapter] = {}
         self._chunks = Chunks(block_size, self.counts)
         self._groups = Groups(self.counts)
+        self._names = names
 
     @property
     def known(self) -> Blocks:
@@ -185,6 +191,8 @@ class EngineBlocks:
             copies[name] = copies.get(name, 0) + 1
         if held != given:
             keys = np.array(held, dtype=np.uint64)
+        if self._names is not None:
+            self._names.note(names, keys)
         if event.lora in self._adapters and event.is_dense:
             self._adapters[event.lora].blocks.update(names)
         resolved.append(Stored(keys=keys, tier=event.tier, session=event.session))

@@ -60,11 +60,14 @@ SETTINGS_FIELDS = tuple(
 class SharedStore:
     """A store that the engines of one model share.
 
-    lmcache: URL of LMCache's coordinator. model: as requests name it; stored_as: as LMCache does,
-    where that is another name (it takes vLLM's `--model`). block_size: the engines'.
+    One of lmcache: URL of LMCache's coordinator; mooncake: URL of the metrics port of Mooncake's
+    master. model: as requests name it; stored_as: as the store does, where that is another name
+    (LMCache takes vLLM's `--model`, vLLM's keys in Mooncake the last part of its path).
+    block_size: the engines'.
     """
 
-    lmcache: str
+    lmcache: str | None = None
+    mooncake: str | None = None
     model: str
     block_size: Tokens
     stored_as: str | None = None
@@ -72,14 +75,16 @@ class SharedStore:
     @property
     def url(self) -> str:
         """Where it is."""
-        return self.lmcache
+        return self.lmcache or self.mooncake or ""
 
     @property
     def worker(self) -> WorkerId:
         """The name that its records have."""
-        return WorkerId(f"{STORE}{self.lmcache} {self.model}")
+        return WorkerId(f"{STORE}{self.url} {self.model}")
 
     @property
     def name_there(self) -> str:
-        """What LMCache calls the model."""
-        return self.stored_as or self.model
+        """What the store calls the model."""
+        if self.stored_as is not None or self.lmcache is not None:
+            return self.stored_as or self.model
+        return self.model.rstrip("/").rpartition("/")[-1]

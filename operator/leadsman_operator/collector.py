@@ -23,6 +23,7 @@ from typing import TypeAlias, TypeVar
 import aiohttp
 from leadsman.records import KvEvents, LoadSample, Trust, TrustChanged, WorkerSeen
 from leadsman.units import Seconds, Tokens, WorkerId
+from leadsman_engines.block_names import BlockNames
 from leadsman_engines.blocks import EngineBlocks
 from leadsman_engines.discovery import (
     DiscoveredEngine,
@@ -150,6 +151,7 @@ class Collector:
                 secret=self._around.secret,
                 model=rank.settings.model,
                 block_size=rank.settings.block_size,
+                names=self._names(rank.settings.model),
             )
             say: Hear = self._around.publish
             if before is not None:
@@ -161,6 +163,10 @@ class Collector:
                 log.exception("KV event stream broke", extra={"worker": worker})
             self.roster.clear(worker, "KV event stream broke")
             await asyncio.sleep(self._timing.retry)
+
+    def _names(self, model: str) -> BlockNames | None:
+        """Give where names of the engine's blocks are remembered; None where nobody reads them."""
+        return self._around.names[model] if self._endpoint.keeps_names else None
 
     async def _events(
         self, source: KvSource, blocks: EngineBlocks, hear: Hear, size: Tokens

@@ -1,17 +1,20 @@
 """What a collector is given: an address, how often to ask it, and what surrounds it."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
 from leadsman.records import KvEvents, Record, WorkerSeen
 from leadsman.units import Seconds, WorkerId
+from leadsman_engines.block_names import BlockNames
 from leadsman_engines.profile import EMPTY_PROFILE, EngineProfile
 
 Publish: TypeAlias = Callable[[Record], None]
+Names: TypeAlias = defaultdict[str, BlockNames]
 Before: TypeAlias = Callable[[str], "Mapping[WorkerId, Past]"]
 """Gives, once, what the log knows of the workers at an address."""
 
@@ -22,11 +25,13 @@ class Endpoint:
 
     pod: names whose it is, where that is known: another pod at the same address is another
         endpoint.
+    keeps_names: whether its blocks' names are remembered, since a store has its blocks under them.
     """
 
     url: str
     profile: EngineProfile = EMPTY_PROFILE
     pod: str | None = None
+    keeps_names: bool = False
 
     @property
     def address(self) -> str:
@@ -68,11 +73,17 @@ class CollectorTiming:
     retry: Seconds = 5.0
 
 
+def new_names() -> Names:
+    """Remember nothing yet."""
+    return defaultdict(BlockNames)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What all collectors share. secret: names this deployment's block keys.
 
     before: where the log is older than the collectors; None: it begins with them.
+    names: of blocks, by model.
     """
 
     http: aiohttp.ClientSession
@@ -81,3 +92,4 @@ class Surroundings:
     secret: bytes = b""
     timing: CollectorTiming = CollectorTiming()
     before: Before | None = None
+    names: Names = field(default_factory=new_names)

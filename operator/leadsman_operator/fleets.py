@@ -5,6 +5,7 @@ what runs. A pool that is deleted loses its workers, and its log stays for whoev
 """
 
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,14 @@ from leadsman_fleet.server import FleetService
 from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Collectors
-from leadsman_operator.endpoint import Before, CollectorTiming, Publish, Surroundings
+from leadsman_operator.endpoint import (
+    Before,
+    CollectorTiming,
+    Names,
+    Publish,
+    Surroundings,
+    new_names,
+)
 from leadsman_operator.lessons import Lessons
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet
@@ -48,6 +56,7 @@ class Fleets:
     _pasts: dict[Key, Pasts] = field(default_factory=dict)
     _collectors: dict[Key, Collectors] = field(default_factory=dict)
     _stores: dict[Key, Stores] = field(default_factory=dict)
+    _names: defaultdict[Key, Names] = field(default_factory=lambda: defaultdict(new_names))
     _planned: dict[Key, PoolView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,6 +159,7 @@ class Fleets:
             secret=self.secret,
             timing=self.timing,
             before=self._before_of(key),
+            names=self._names[key],
         )
 
     def _teaching(self, outlet: Outlet) -> Publish:

@@ -102,7 +102,7 @@ def profile_status(one: EngineProfile, views: Views, now: str) -> EngineProfileS
             for store in shared_by(target, view.found[endpoint])
             if store in view.stores
         ]
-        verdicts.append(_readable(one.spec.shared_store.lmcache, asked))
+        verdicts.append(_readable(one.spec.shared_store.url, asked))
     return EngineProfileStatus(
         conditions=_settled(one.status.conditions, verdicts, one.metadata, now),
         pods=len(pods),

@@ -8,21 +8,20 @@ so is one that the log knows from before and that nobody means any more.
 import asyncio
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from leadsman.records import WorkerGone
 from leadsman.units import WorkerId
+from leadsman_engines.mooncake_master import MooncakeMaster
 from leadsman_engines.profile import SharedStore
+from leadsman_engines.store_reader import StoreReader
 
 from leadsman_operator.collectors import Found
 from leadsman_operator.endpoint import Surroundings
 from leadsman_operator.targets import Target
 from leadsman_operator.views import PoolView
 
-if TYPE_CHECKING:
-    from leadsman_engines.lmcache_directory import LmcacheDirectory
-
-_Reading: TypeAlias = "tuple[LmcacheDirectory, asyncio.Task[None]]"
+_Reading: TypeAlias = tuple[StoreReader, asyncio.Task[None]]
 _NEEDS: Final = "the operator needs pip install 'leadsman[lmcache]'"
 
 
@@ -47,10 +46,9 @@ class Stores:
             reader, task = self._running.pop(store)
             await _end(task)
             reader.leave()
-        can_read = find_spec("blake3") is not None
-        self._unread = set() if can_read else set(stores)
+        self._unread = {store for store in stores if not is_readable(store)}
         for store in stores:
-            if can_read and store not in self._running:
+            if store not in self._unread and store not in self._running:
                 self._running[store] = self._begin(store)
         for name in set(known) - {store.worker for store in stores}:
             self._around.publish(WorkerGone(worker=name))
@@ -68,11 +66,24 @@ class Stores:
         self._running.clear()
 
     def _begin(self, store: SharedStore) -> _Reading:
-        from leadsman_engines.lmcache_directory import LmcacheDirectory  # noqa: PLC0415  # an extra
+        reader = reader_of(store, self._around)
+        task = asyncio.create_task(reader.run(self._around.http), name=f"store {store.url}")
+        return reader, task
 
-        around = self._around
-        reader = LmcacheDirectory(store, around.publish, around.clock, secret=around.secret)
-        return reader, asyncio.create_task(reader.run(around.http), name=f"store {store.lmcache}")
+
+def reader_of(store: SharedStore, around: Surroundings) -> StoreReader:
+    """Make the reader of a store that `is_readable`."""
+    publish, clock = around.publish, around.clock
+    if store.mooncake is not None:
+        return MooncakeMaster(store, publish, clock, around.names[store.model])
+    from leadsman_engines.lmcache_directory import LmcacheDirectory  # noqa: PLC0415  # an extra
+
+    return LmcacheDirectory(store, publish, clock, secret=around.secret)
+
+
+def is_readable(store: SharedStore) -> bool:
+    """Say whether what reading it needs is installed."""
+    return store.lmcache is None or find_spec("blake3") is not None
 
 
 def stores_of(view: PoolView) -> set[SharedStore]:
@@ -89,6 +100,7 @@ def shared_by(target: Target, found: Found) -> set[SharedStore]:
     return {
         SharedStore(
             lmcache=shared.lmcache,
+            mooncake=shared.mooncake,
             model=worker.settings.model,
             block_size=worker.settings.block_size,
             stored_as=shared.stored_as,

@@ -36,6 +36,7 @@ def targets_of(world: World, pool: InferencePool) -> Mapping[Endpoint, Target]:
                 url=f"http://{_host(pod)}:{port.number}",
                 profile=statements(profile, place),
                 pod=pod.metadata.uid,
+                keeps_names=_is_in_mooncake(profile),
             )
             targets[endpoint] = Target(pod=pod, profile=profile, accepts=accepts)
     return targets
@@ -54,6 +55,11 @@ def statements(profile: EngineProfile | None, place: int) -> Statements:
         kv_events=_socket(events.port, place) if events.published else "off",
         kv_replay=_socket(events.replay_port, place),
     )
+
+
+def _is_in_mooncake(profile: EngineProfile | None) -> bool:
+    shared = profile.spec.shared_store if profile else None
+    return shared is not None and shared.mooncake is not None
 
 
 def _socket(port: int | None, place: int) -> str | None:

@@ -89,15 +89,18 @@ async def test_what_a_coordinator_lists_reaches_every_picker_by_the_stream(engin
 
 
 @pytest.mark.parametrize(
-    ("url", "size", "words"),
+    ("where", "size", "words"),
     [
-        ("coordinator:9300", 16, "stores[0].lmcache: expected the URL"),
-        ("http://coordinator", 0, "stores[0].block_size: expected a number of tokens above 0"),
+        ({"lmcache": "host:9300"}, 16, "stores[0].lmcache: expected the URL of a store"),
+        ({"mooncake": "host:9003"}, 16, "stores[0].mooncake: expected the URL of a store"),
+        ({"mooncake": "http://a", "lmcache": "http://b"}, 16, "stores[0]: expected one of"),
+        ({}, 16, "stores[0]: expected one of lmcache and mooncake"),
+        ({"lmcache": "http://a"}, 0, "stores[0].block_size: expected a number of tokens above 0"),
     ],
 )
-def test_a_store_that_cannot_be_is_a_mistake_in_the_file(url, size, words):
+def test_a_store_that_cannot_be_is_a_mistake_in_the_file(where, size, words):
     with pytest.raises(ManifestError) as caught:
-        check_stores([SharedStore(lmcache=url, model="m", block_size=size)])
+        check_stores([SharedStore(**where, model="m", block_size=size)])
 
     assert words in str(caught.value)
 

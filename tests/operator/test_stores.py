@@ -2,14 +2,18 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 import aiohttp
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 from aiohttp.test_utils import TestServer
 from leadsman.records import StoreSeen, WorkerSeen
 from leadsman_engines.profile import SharedStore
+from leadsman_engines.store_reader import StoreReader
 from leadsman_fleet.state import FleetState
 from leadsman_operator import stores
 from leadsman_operator.fleets import Fleets
@@ -17,6 +21,7 @@ from leadsman_operator.objects import Key
 from leadsman_operator.status import profile_status
 
 from ..engines.coordinator import GOLDEN, Coordinator  # noqa: TID252  # tests are no package
+from ..engines.mooncake import PROMPTS, SIZE, Master, objects  # noqa: TID252
 from .objects import pod, pool, profile, world
 from .test_collector import PATIENCE, QUICK, ScriptedEngine
 
@@ -30,6 +35,7 @@ class Stage:
     def __init__(self, stack, http, engine, coordinator):
         self.stack, self.http, self.port = stack, http, engine.port
         self.url = str(coordinator.make_url("/")).rstrip("/")
+        self.shared = {"lmcache": self.url, "storedAs": "org/m"}
         self.fleets = self.operator()
 
     def operator(self, past=None):
@@ -44,7 +50,7 @@ class Stage:
         return fleets
 
     def world(self, *, shares=True, pods=("a",)):
-        shared = {"sharedStore": {"lmcache": self.url, "storedAs": "org/m"}} if shares else {}
+        shared = {"sharedStore": self.shared} if shares else {}
         settings = {"maxNumBatchedTokens": 2048, "maxNumSeqs": 16}
         return world(
             pools=[pool(ports=(self.port,))],
@@ -114,6 +120,55 @@ async def test_a_coordinator_that_does_not_answer_is_named_in_the_status(stage, 
     assert (condition.status, condition.reason) == ("False", "DirectoryUnreadable")
     assert stage.url in condition.message
     assert "503" in condition.message
+
+
+@contextmanager
+def publishing(engine, prompt):
+    """Publish, over and over, that the engine stored a prompt and then lost all that it had."""
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": prompt["event"],
+        "parent_block_hash": None,
+        "token_ids": prompt["tokens"],
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+    }
+    payload = msgspec.msgpack.encode([1.0, [stored, {"type": "AllBlocksCleared"}], 0])
+    publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
+    engine.events = f"tcp://*:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
+
+    async def publish():
+        for sequence in range(1_000_000):
+            await publisher.send_multipart([b"", sequence.to_bytes(8), payload])
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(publish())
+    try:
+        yield
+    finally:
+        task.cancel()
+        publisher.close(linger=0)
+
+
+async def test_what_pods_keep_in_a_mooncake_is_known_by_what_their_events_named(monkeypatch):
+    monkeypatch.setattr(StoreReader.run, "__defaults__", (0.05,))
+    engine, told = ScriptedEngine(), PROMPTS[0]
+    engine.block_size = SIZE
+    async with AsyncExitStack() as stack:
+        servers = [TestServer(engine.app()), TestServer(Master(objects(told)).app())]
+        servers = [await stack.enter_async_context(one) for one in servers]
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        stack.enter_context(publishing(engine, told))
+        stage = Stage(stack, http, *servers)
+        stage.shared = {"mooncake": stage.url, "storedAs": "llama-8b"}
+
+        condition = await stage.read(stage.world())
+        await stage.until(lambda: stage.records(StoreSeen)[0].chunks)
+
+        [seen] = stage.records(StoreSeen)
+    assert (condition.status, condition.reason) == ("True", "Readable")
+    assert (seen.chunks, seen.unused) == (6, {"unnamed": 0, "partial": 0})
 
 
 async def test_before_an_engine_was_found_nothing_is_asked(stage):

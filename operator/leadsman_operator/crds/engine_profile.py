@@ -1,6 +1,6 @@
 """EngineProfile: what a set of pods does not tell of itself, and what was found of each worker."""
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -107,26 +107,44 @@ class KvEvents(Part, frozen=True, kw_only=True):
     ] = None
 
 
-class SharedStore(Part, frozen=True, kw_only=True):
-    """What these engines share below their own caches: the directory of an LMCache coordinator."""
-
-    lmcache: Annotated[
-        str,
-        Meta(
-            max_length=2048,
-            description="Its URL, such as http://lmcache-coordinator:9300.",
-            extra_json_schema=valid(
-                rule(
-                    "self.startsWith('http://') || self.startsWith('https://')",
-                    says="must be the URL of a coordinator: http://host:port or https://host:port",
-                )
-            ),
+Url: TypeAlias = Annotated[
+    str,
+    Meta(
+        max_length=2048,
+        extra_json_schema=valid(
+            rule(
+                "self.startsWith('http://') || self.startsWith('https://')",
+                says="must be a URL: http://host:port or https://host:port",
+            )
         ),
-    ]
-    stored_as: Annotated[
-        Name | None,
-        Meta(description="The model's name there (vLLM's --model), if not as it is served."),
+    ),
+]
+
+
+class SharedStore(Part, frozen=True, kw_only=True):
+    """What these engines share below their own caches: LMCache's, or vLLM's in Mooncake."""
+
+    rules: ClassVar = (
+        rule(
+            "has(self.lmcache) != has(self.mooncake)", says="must name one of lmcache and mooncake"
+        ),
+    )
+    lmcache: Annotated[
+        Url | None,
+        Meta(description="LMCache's coordinator, such as http://lmcache-coordinator:9300."),
     ] = None
+    mooncake: Annotated[
+        Url | None,
+        Meta(description="Mooncake's master, by the port of its metrics: http://master:9003."),
+    ] = None
+    stored_as: Annotated[
+        Name | None, Meta(description="The model's name there, if not as it is served.")
+    ] = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.lmcache or self.mooncake or ""
 
 
 class EngineProfileSpec(Part, frozen=True, kw_only=True):
