@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
@@ -21,6 +22,10 @@ BASE = SimulatedSettings(
 )
 
 
+ARRIVALS = count()
+"""No two at once: of the same priority they would push each other out for ever, as in vLLM."""
+
+
 def tracked(scheduler, name, prompt, output=4, *, names=None, **wishes):
     block_size = scheduler.settings.block_size
     hashes = names or [hash((name, block)) for block in range(prompt // block_size)]
@@ -33,7 +38,7 @@ def tracked(scheduler, name, prompt, output=4, *, names=None, **wishes):
     )
     one = Tracked(
         request,
-        arrival=float(len(scheduler.waiting) + len(scheduler.running)),
+        arrival=float(next(ARRIVALS)),
         max_model_len=scheduler.settings.max_model_len,
     )
     scheduler.add(one)
