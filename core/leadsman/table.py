@@ -250,17 +250,26 @@ class KeyTable:
     def _rebuild(self) -> None:
         """Lay all keys out anew, in as many buckets as suit the number that is to be live."""
         slots = self._flat.nonzero()[0]
-        keys, rows = self._flat.take(slots), self.rows_at(slots)
+        keys, rows = self._flat.take(slots), self._rows.take(slots)
         self._allocate(self.live)
+        order = np.argsort(self._home(keys), kind="stable")
+        keys, rows = keys.take(order), rows.take(order)
         home = self._home(keys)
-        order = np.argsort(home, kind="stable")
-        keys, rows, home = keys[order], rows[order], home[order]
-        place = np.arange(keys.size) - np.searchsorted(home, home)
-        fits = place < WIDE
-        slots = (home[fits] << 3) + place[fits]
-        self._flat[slots] = keys[fits]
-        self._rows[slots] = rows[fits]
-        self._insert(keys[~fits], rows[~fits])
+        place = _within_runs(home)
+        over = (place >= WIDE).nonzero()[0]
+        slots = np.delete((home << 3) + place, over)
+        self._flat[slots], self._rows[slots] = np.delete(keys, over), np.delete(rows, over)
+        self._insert(keys[over], rows[over].astype(np.int64))
+
+
+def _within_runs(home: Numbers) -> Numbers:
+    """Count how many of its equals stand before each of some sorted numbers."""
+    place = np.arange(home.size)
+    begins = np.zeros_like(place)
+    first = (home[1:] != home[:-1]).nonzero()[0] + 1
+    begins[first] = first
+    place -= np.maximum.accumulate(begins)
+    return place
 
 
 def _place(ones: npt.NDArray[np.uint64]) -> Numbers:
