@@ -26,8 +26,8 @@ HOT = {
     "extproc/leadsman_extproc/http2": "calls connection frames headers messages outflow stream",
     "extproc/leadsman_extproc": (
         "bodies chat events exchange fields gather grants messages_api models native_bodies "
-        "own_tokens picking prompts reading responses_api rows segments session sse templates "
-        "verdict watch wire wishes"
+        "outcomes own_tokens pending picking prompts reading responses_api rows segments session "
+        "sse templates verdict watch wire wishes"
     ),
     "engines/leadsman_engines": "blocks chunks groups kv_wire orphans zmtp",
     "fleet/leadsman_fleet": "log residency state written",

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from leadsman.prediction import Prediction
 from leadsman.records import Outcome
 from leadsman.units import RequestId, Seconds, Tokens, WorkerId
 
@@ -133,14 +134,16 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`leadsman.prediction.Admitted`, parts of which are JSON already."""
+    """`leadsman.prediction.Admitted`, whose prediction is that of the candidate that is its worker.
+
+    Its budget is JSON already.
+    """
 
     request: RequestId
     worker: WorkerId
     endpoint: str
-    prediction: msgspec.Raw | None
     fallbacks: Sequence[str]
-    candidates: Sequence[object]
+    candidates: Sequence[Prediction]
     because: str
     refusal: object
     budget: msgspec.Raw | None

@@ -35,10 +35,10 @@ class RecordFile:
         self._size = self._file.tell()
         self._full = 0
 
-    def write(self, line: bytes) -> None:
-        """Write one line."""
-        self._file.write(line)
-        self._size += len(line)
+    def write(self, lines: bytes | memoryview) -> None:
+        """Write whole lines."""
+        self._file.write(lines)
+        self._size += len(lines)
 
     def flush(self) -> None:
         """Hand what was written to the system; a file that is full is put aside."""

@@ -1,10 +1,10 @@
 """Predictions beside what became of them, kept off the request path.
 
-The request path makes a line of each (`rows`; some 11 us), and appends it to a queue that is
-bounded in bytes (a full one drops, and counts the drop); a thread of its own writes what has come
-to files (`journal`) a few times a second. Lines, not objects, wait: what is kept alive for a while
-costs the garbage collector more than making the line, and a thread that makes lines fights for the
-interpreter's lock (together 16 % of the picker's time, measured).
+The request path makes a line of each (`rows`) and puts it where a thread finds it (`pending`),
+which is bounded in bytes (what is too much is dropped, and counted); the thread writes what has
+come to files (`journal`) a few times a second. Lines, not objects, wait: what is kept alive for a
+while costs the garbage collector more than making the line, and a thread that makes lines fights
+for the interpreter's lock (together 16 % of the picker's time, measured).
 
 Of ordinary requests a share is kept, chosen by their ids, so that a decision and its outcome are
 kept together and all replicas choose alike; each such outcome counts for as many as it stands for.
@@ -17,7 +17,6 @@ import logging
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,17 +27,17 @@ from leadsman.prediction import Admitted, Decision
 from leadsman.request import Request
 from leadsman.units import RequestId, Seconds, WorkerId
 
-from leadsman_extproc.columns import encoder
 from leadsman_extproc.grants import Grant
 from leadsman_extproc.journal import KINDS, FullFiles, RecordFile, record_files
 from leadsman_extproc.metrics import Counts
+from leadsman_extproc.pending import Pending
 from leadsman_extproc.rows import UNTOLD, Hides, Shared, allowed, decision_row, served
 from leadsman_extproc.settings import Recording
 
 LOG: Final = logging.getLogger(__name__)
 FLUSH_EVERY: Final[Seconds] = 0.25
-MOST_BYTES: Final = 64 * 1024 * 1024
-"""What may wait to be written: some 20,000 requests of a fleet of twenty."""
+MOST_BYTES: Final = 32 * 1024 * 1024
+"""What of each kind may wait to be written: some 10,000 decisions of a fleet of twenty."""
 LARGE_ERROR: Final[Seconds] = 1.0
 
 
@@ -51,7 +50,8 @@ class Outcomes:
     """Counts and grades every grant that ends; writes files where a folder is given.
 
     Use as a context manager: leaving writes what is left. key: of the hashes of names.
-    signals: what a worker has told last of what policies read.
+    signals: what a worker has told last of what policies read. most_waiting: bytes of
+    decisions, and of outcomes, that may wait to be written.
     """
 
     counts: Counts
@@ -59,31 +59,27 @@ class Outcomes:
     recording: Recording = field(default_factory=Recording)
     key: bytes = b""
     signals: Callable[[WorkerId, Seconds], Mapping[str, float]] = _untold
-    _waiting: dict[str, deque[bytes]] = field(
-        default_factory=lambda: {kind: deque() for kind in KINDS}
-    )
-    _put: int = 0
-    _taken: int = 0
+    most_waiting: int = MOST_BYTES
+    _pending: dict[str, Pending] = field(init=False)
     _shared: Shared = field(init=False)
-    _encode: Callable[[object], bytes] = field(init=False)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _writer: threading.Thread | None = None
     _failing: set[RecordFile] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._shared = Shared(Hides(names=self.recording.names, key=self.key))
-        self._encode = encoder().encode
+        self._pending = {kind: Pending(self.most_waiting) for kind in KINDS}
 
     def __enter__(self) -> Self:
         if self.folder is not None:
-            self._thread = threading.Thread(target=self._write_for_ever, args=(self.folder,))
-            self._thread.start()
+            self._writer = threading.Thread(target=self._write_for_ever, args=(self.folder,))
+            self._writer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._writer is not None:
+            self._writer.join()
 
     def decided(self, request: Request, decision: Decision, now: Seconds) -> None:
         """Keep a decision with all its inputs."""
@@ -132,12 +128,8 @@ class Outcomes:
         return share >= 1.0 or zlib.crc32(request.encode()) < share * 2**32
 
     def _keep(self, kind: str, row: object) -> None:
-        line = self._encode(row)
-        if self._put - self._taken + len(line) > MOST_BYTES:
+        if not self._pending[kind].put(row):
             self.counts.journal_dropped += 1
-            return
-        self._put += len(line)
-        self._waiting[kind].append(line)
 
     def _write_for_ever(self, folder: Path) -> None:
         recording = self.recording
@@ -147,27 +139,27 @@ class Outcomes:
             while not is_last_round:
                 is_last_round = self._stop.wait(FLUSH_EVERY)
                 for kind, file in files.items():
-                    self._write(file, self._waiting[kind])
+                    self._write(file, self._pending[kind])
                 full.tend()
                 self.counts.journal_failed = full.failed
             full.close()
             self.counts.journal_failed = full.failed
 
-    def _write(self, file: RecordFile, waiting: deque[bytes]) -> None:
+    def _write(self, file: RecordFile, pending: Pending) -> None:
         """Write what waits; what a disk has no room for is counted, and the next is tried anew."""
-        came = [waiting.popleft() for _ in range(len(waiting))]
-        self._taken += sum(map(len, came))
+        lines = pending.take()
         try:
-            if came:
-                file.write(b"\n".join([*came, b""]))
+            file.write(lines)
             file.flush()
         except OSError as error:
-            self.counts.journal_dropped += len(came)
+            self.counts.journal_dropped += bytes(lines).count(b"\n")
             if file not in self._failing:
                 LOG.error("records not written", extra={"error": str(error)})  # noqa: TRY400
             self._failing.add(file)
         else:
             self._failing.discard(file)
+        finally:
+            lines.release()
 
 
 def _about(decision: Decision) -> WorkerId | None:

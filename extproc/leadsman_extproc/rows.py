@@ -125,10 +125,7 @@ class Hides:
 
 @dataclass(slots=True)
 class Shared:
-    """What many decisions have alike and is made once: hashes of names, and JSON of a budget.
-
-    So is the prediction that a decision rests on, which is one of its candidates' too.
-    """
+    """What many decisions have alike and is made once: hashes of names, and JSON of a budget."""
 
     hides: Hides = field(default_factory=Hides)
     _encode: Callable[[object], bytes] = field(default_factory=lambda: encoder().encode)
@@ -136,15 +133,12 @@ class Shared:
 
     def sent(self, admitted: Admitted) -> Sent:
         """Make of a decision what is written of it."""
-        chosen, candidates = admitted.prediction, admitted.candidates
-        told = None if chosen is None else msgspec.Raw(self._encode(chosen))
         return Sent(
             request=admitted.request,
             worker=admitted.worker,
             endpoint=admitted.endpoint,
-            prediction=told,
             fallbacks=admitted.fallbacks,
-            candidates=[told if one is chosen else one for one in candidates],
+            candidates=admitted.candidates,
             because=admitted.because,
             refusal=admitted.refusal,
             budget=None if admitted.budget is None else self.budget(admitted.budget),

@@ -9,10 +9,11 @@ from leadsman.prediction import Admitted, Prediction, Price, Reason, Refused
 from leadsman.records import Outcome, Trust
 from leadsman.request import Request
 from leadsman.units import RequestId, WorkerId
-from leadsman_extproc import outcomes
+from leadsman_extproc.columns import encoder
 from leadsman_extproc.grants import Grants, Usage
 from leadsman_extproc.metrics import Counts, MetricsServer, Page
 from leadsman_extproc.outcomes import Outcomes
+from leadsman_extproc.rows import Shared, decision_row
 from prometheus_client import CollectorRegistry, generate_latest
 
 REQUEST = Request(
@@ -74,7 +75,7 @@ def test_files_hold_a_line_a_decision_and_a_line_an_outcome(tmp_path):
     [outcome] = (tmp_path / "out" / "outcomes.jsonl").read_bytes().splitlines()
     decided, ended = msgspec.json.decode(decision), msgspec.json.decode(outcome)
     assert (decided["kind"], decided["blocks"]) == ("admitted", {"16": 2})
-    assert decided["decision"]["prediction"]["price"]["queue_wait"] == 2.0
+    assert decided["decision"]["candidates"][0]["price"]["queue_wait"] == 2.0
     assert (ended["predicted_ttft"], ended["ttft"]) == (3.0, 3.5)
     assert (ended["predicted_cached"], ended["cached_tokens"]) == (16, 16)
 
@@ -160,10 +161,10 @@ def test_a_request_that_another_worker_served_does_not_grade_the_prediction(tmp_
     assert (outcome["worker"], outcome["predicted_ttft"]) == ("b", None)
 
 
-def test_a_full_queue_drops_and_counts_the_drop(tmp_path, monkeypatch):
-    monkeypatch.setattr(outcomes, "MOST_BYTES", 2000)
+def test_a_full_queue_drops_and_counts_the_drop(tmp_path):
     counts = Counts()
-    kept = Outcomes(counts=counts, folder=tmp_path)
+    line = len(encoder().encode(decision_row(REQUEST, admitted(), 1.0, Shared())))
+    kept = Outcomes(counts=counts, folder=tmp_path, most_waiting=line + line // 2)
 
     kept.decided(REQUEST, admitted(), 1.0)
     kept.decided(REQUEST, admitted(), 1.0)
