@@ -1,7 +1,8 @@
 """Records as a fleet of twenty would leave them, by the million: to measure what reads them.
 
 DuckDB draws them itself, so ten million take half a minute. Errors, waits and sizes have long
-tails, one request in fifty finds another cache than was credited, one in twelve is refused.
+tails, one request in fifty finds another cache than was credited, one in twelve is refused for what
+four workers would take.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 WORKERS: Final = 20
 MODELS: Final = 4
 HOURS: Final = 48
+ASKED: Final = 4
+"""Workers that were priced before a request was refused."""
 
 _OUTCOMES: Final = """
 SELECT 'r' || lpad(i::VARCHAR, 12, '0') AS request,
@@ -42,7 +45,11 @@ FROM (
 """
 _REFUSED: Final = """
 SELECT 'x' || i AS request, 1.7e9 + i * $hours * 3600.0 / $refused AS time, 'refused' AS kind,
-  'would_wait_too_long' AS reason, 'model-' || i % $models AS model, 8000 AS prompt_tokens
+  'would_wait_too_long' AS reason, 'model-' || i % $models AS model, 8000 AS prompt_tokens,
+  3e0 AS allowed_queue_wait,
+  json_object('candidates', list_transform(range($asked), lambda j: json_object('price',
+    json_object('worker', 'llama-3.1-70b-4xh100-' || (i + j) % $workers || ':8000',
+      'queue_wait', 3 + random() * 9, 'own_prefill', 0.16)))) AS decision
 FROM range($refused) t(i)
 """
 EACH: Final = 2_000_000
@@ -63,6 +70,7 @@ def make(folder: Path, rows: int) -> None:
             numbers |= {"workers": WORKERS, "models": MODELS, "hours": HOURS}
             _write(database, _OUTCOMES, folder / f"outcomes-{first:012d}.parquet", numbers)
         numbers = {"refused": refused, "models": MODELS, "hours": HOURS}
+        numbers |= {"workers": WORKERS, "asked": ASKED}
         _write(database, _REFUSED, folder / "decisions-0.parquet", numbers)
 
 
