@@ -2,13 +2,16 @@
 
 Each tenant's work of the last minute or so is counted, and held against its weight among those who
 ask at all: `over` is how many times its share a tenant has had. While nobody waits nobody is
-refused, whatever he had. The more is waited for, the less is given to who is over: one who has had
-twice his share is refused from half the bound on, ten times from a tenth. So a tenant within its
-share finds the room below its own bound that the others were kept from filling, and the queue is
-what shows that there is a contest at all.
+refused, whatever he had. But who is over may fill only a part of the time that those within their
+shares can wait: after it, half of it at least is left, a third is filled by who has had twice his
+share, an eleventh by who has had ten times. What counts is the queue that its request would leave
+behind, its own prefill with it, since that is what the next one within its share would find. So
+such a tenant finds the room that the others were kept from filling, and the queue is what shows
+that there is a contest at all.
 
-The bound that counts is the tightest among those who ask: who sends requests that may wait for
-minutes must not fill a queue in which others may wait for seconds.
+How long those within their shares can wait is the tightest of their last minute: of a bound on the
+wait, or of what a TTFT objective leaves beside the request's own prefill. Whose requests may wait
+for minutes must not fill a queue in which others may wait for seconds.
 
 Work is a prompt's uncached tokens, when it is sent, and twice the answer's, when it is over; tokens
 of the cache are free, since they cost the pool next to nothing.
@@ -93,10 +96,9 @@ class Shares:
         """Refuse who is over its share in a contest; keep the policy's verdict of all others."""
         request, now = soundings.request, soundings.now
         tenant = request.tenant or NOBODY
-        bounds = bounds_of(request, budget)
         self._forget(now)
         account = self._accounts.setdefault(tenant, Account())
-        account.ask(min(bounds.wait, bounds.ttft), now)
+        account.ask(_patience(verdict, soundings, budget), now)
         standing = self.standing(tenant, now)
         if standing.over <= 1:
             return verdict
@@ -107,16 +109,15 @@ class Shares:
         prediction = soundings.sound(verdict.index)
         if prediction.curve == "unmeasured" or is_idle(prediction.price):
             return verdict
-        tightest = min(one.bound for one in self._accounts.values())
-        allowed = (PATIENCE if math.isinf(tightest) else tightest) / standing.over
-        wait = request.waited_until(now) + prediction.queue_wait_bound
-        if wait <= allowed:
+        own = prediction.price.own_prefill
+        allowed = max(0.0, self._tightest(now) / (1.0 + standing.over) - own)
+        if prediction.queue_wait_bound <= allowed:
             return verdict
         return Excess(
             reason=Reason.OVER_SHARE,
-            own_prefill=prediction.price.own_prefill,
+            own_prefill=own,
             bound=allowed,
-            predicted=wait,
+            predicted=prediction.queue_wait_bound,
             by="shares",
             read=_told(standing),
         )
@@ -135,6 +136,25 @@ class Shares:
             used=tokens / total if total > 0 else 0.0,
             tokens=tokens,
         )
+
+    def _tightest(self, now: Seconds) -> Seconds:
+        """Say how long those who are within their shares can wait.
+
+        Of those who ask through other pickers that is not known: then as long as anybody can.
+        """
+        worth = {name: one.worth(now) for name, one in self._accounts.items()}
+        total = sum(worth.values())
+        weights = {name: self._weights.get(name, 1.0) for name in worth}
+        whole = sum(weights.values())
+        within = [
+            one.bound
+            for name, one in self._accounts.items()
+            if worth[name] * whole <= weights[name] * total
+        ]
+        tightest = min(within, default=math.inf)
+        if math.isinf(tightest):
+            tightest = min(one.bound for one in self._accounts.values())
+        return PATIENCE if math.isinf(tightest) else tightest
 
     def standings(self, now: Seconds) -> list[tuple[str, Standing]]:
         """Say how each tenant stands that has a weight of its own; any thread may ask."""
@@ -166,6 +186,17 @@ class Shares:
         quiet = [n for n, one in self._accounts.items() if now - one.asked_at > ACTIVE]
         for name in quiet:
             del self._accounts[name]
+
+
+def _patience(verdict: Choice | Excess, soundings: Soundings, budget: Budget) -> Seconds:
+    """Say how long a request can wait for an engine to begin; none that nobody could serve."""
+    bounds = bounds_of(soundings.request, budget)
+    if isinstance(verdict, Excess):
+        own = verdict.own_prefill
+    else:
+        own = soundings.sound(verdict.index).price.own_prefill
+    wait = min(bounds.wait, bounds.ttft - own)
+    return wait if wait > 0 else math.inf
 
 
 def _told(standing: Standing) -> dict[str, float]:

@@ -29,39 +29,42 @@ class Pool:
         self.make, self.of, self.budget, self.rate = fake_worker, candidates_of, budget, rate
         self.free_at, self.refused, self.sent, self.number = 0.0, {}, {}, 0
 
-    def ask(self, tenant, now, bound=5.0):
+    def ask(self, tenant, now, bound=5.0, *, prompt=PROMPT, ttft=None):
         self.number += 1
         wait = max(0.0, self.free_at - now)
         asked = Request(
             id=RequestId(f"r{self.number}"),
             model="m",
-            prompt_tokens=PROMPT,
+            prompt_tokens=prompt,
             arrived_at=now,
             tenant=tenant,
             max_queue_wait=bound,
+            ttft_objective=ttft,
         )
-        worker = self.make(name="w", wait=wait, prefill=PROMPT / self.rate)
+        worker = self.make(name="w", wait=wait, prefill=prompt / self.rate)
         soundings = Soundings(asked, self.of([worker]), 0.9, now)
         verdict = self.gate.admit(None, soundings, KEPT, self.budget)
         if isinstance(verdict, Excess):
             self.refused.setdefault(tenant, []).append(verdict)
-            return
+            return verdict
         self.sent[tenant] = self.sent.get(tenant, 0) + 1
-        self.free_at = max(self.free_at, now) + PROMPT / self.rate
+        self.free_at = max(self.free_at, now) + prompt / self.rate
         admitted = Admitted(
             request=asked.id, worker=WorkerId("w"), endpoint="w", prediction=soundings.sound(0)
         )
         self.gate.sent(asked, None, admitted, now)
+        return verdict
 
-    def run(self, per_s, *, seconds=120, bounds=None, seed=1):
+    def run(self, per_s, *, seconds=120, bounds=None, prompts=None, since=0.0, seed=1):
         rng = Random(seed)
         arrivals = sorted(
-            (rng.uniform(0, seconds), tenant)
+            (rng.uniform(since, since + seconds), tenant)
             for tenant, rate in per_s.items()
             for _ in range(round(rate * seconds))
         )
         for at, tenant in arrivals:
-            self.ask(tenant, at, (bounds or {}).get(tenant, 5.0))
+            bound, prompt = (bounds or {}).get(tenant, 5.0), (prompts or {}).get(tenant, PROMPT)
+            self.ask(tenant, at, bound, prompt=prompt)
         return self
 
 
@@ -78,6 +81,50 @@ def test_a_tenant_within_its_share_sees_no_refusal_when_another_sends_ten_times(
     assert not together.refused.get("quiet")
     assert len(together.refused["loud"]) > 0.5 * 40 * 120
     assert sum(together.sent.values()) > 0.95 * 10 * 120
+
+
+@pytest.mark.parametrize("prompt", [100, 10_000], ids=["short", "long"])
+def test_long_prompts_of_who_is_over_leave_room_for_who_is_within(
+    fake_worker, candidates_of, prompt
+):
+    pool, per_s = Pool(fake_worker, candidates_of, Budget(unit="tenant")), {"quiet": 4, "loud": 40}
+    pool.run(per_s, prompts={"loud": prompt}, seconds=20)
+    at_first = len(pool.refused.pop("quiet", ()))
+
+    pool.run(per_s, prompts={"loud": prompt}, since=20.0)
+
+    assert at_first <= 2
+    assert "quiet" not in pool.refused
+    assert pool.sent["loud"] * prompt > 0.5 * 0.6 * 10_000 * 140
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 40_000)), min_size=9, max_size=60))
+def test_who_is_over_leaves_half_of_what_the_others_can_wait(fake_worker, candidates_of, asked):
+    pool = Pool(fake_worker, candidates_of, Budget(unit="tenant"), rate=10_000)
+    pool.ask("a", 0.0)
+    pool.ask("b", 0.0)
+
+    for number, (tenant, prompt) in enumerate(asked):
+        now = 0.1 * number
+        is_over = pool.gate.shares.standing(tenant, now).over > 1
+        before = pool.free_at
+        pool.ask(tenant, now, prompt=prompt)
+
+        if is_over and before > now + 0.1 and pool.free_at > before:
+            assert pool.free_at - now <= 5.0 / 2
+
+
+@pytest.mark.parametrize(("ttft", "prompt"), [(9.0, 30_000), (6.5, 10_000)])
+def test_a_ttft_objective_is_a_wait_beside_the_prefill(fake_worker, candidates_of, ttft, prompt):
+    pool = Pool(fake_worker, candidates_of, Budget(unit="tenant"))
+    pool.ask("loud", 0.0, 300.0, prompt=50_000)
+    pool.ask("quiet", 0.0, None, prompt=prompt, ttft=ttft)
+    over = pool.gate.shares.standing("loud", 0.0).over
+
+    refused = pool.ask("loud", 0.0, 300.0, prompt=10)
+
+    assert refused.reason is Reason.OVER_SHARE
+    assert refused.bound + 10 / 10_000 == pytest.approx((ttft - prompt / 10_000) / (1 + over))
 
 
 def test_without_shares_the_loud_one_takes_it_from_the_quiet_one(fake_worker, candidates_of):
