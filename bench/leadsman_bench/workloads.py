@@ -106,7 +106,7 @@ class Making:
     slack: Seconds = 5.0
     factor: float = 2.0
     deadlines: bool = True
-    _keys: dict[tuple[str, int], Mapping[Tokens, Keys]] = field(default_factory=dict)
+    _keys: dict[tuple[tuple[int, ...], Tokens], Mapping[Tokens, Keys]] = field(default_factory=dict)
     _alone: Callable[[Tokens], Seconds] = field(init=False)
     _sizes: list[Tokens] = field(init=False)
 
@@ -117,7 +117,7 @@ class Making:
     def __call__(self, task: Task, call: Call, name: RequestId) -> Offer:
         """Make the offer of a call."""
         wanted = wishes(call.row, Random(f"{self.seed}/callers/{task.name}/{call.row.at}"))
-        place = task.name, call.row.input_tokens
+        place = call.row.pieces, call.row.input_tokens
         if place not in self._keys:
             tokens = token_ids(call.row)
             self._keys[place] = {size: block_keys(tokens, size, SEED) for size in self._sizes}
