@@ -51,7 +51,7 @@ def test_a_picker_that_is_told_of_no_stream_says_what_is_missing(capsys, monkeyp
         main(["extproc", "--pool", "ns/chat"])
 
     assert stopped.value.code == 2
-    assert "--fleet is needed" in capsys.readouterr().err
+    assert "--fleet where LEADSMAN_REDIS_URL is not set" in capsys.readouterr().err
 
 
 def test_a_url_that_is_none_is_an_error_of_its_own(capsys, tmp_path):
