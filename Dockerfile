@@ -4,7 +4,7 @@
 FROM python:3.11 AS build
 COPY . /src
 RUN python -m venv /opt/leadsman \
-    && /opt/leadsman/bin/pip install --no-cache-dir --constraint /src/requirements.lock '/src[operator,redis,lmcache,grade]'
+    && /opt/leadsman/bin/pip install --no-cache-dir --constraint /src/requirements.lock '/src[operator,redis,lmcache,otel,grade]'
 
 FROM python:3.11-slim
 COPY --from=build /opt/leadsman /opt/leadsman

@@ -129,7 +129,7 @@ oracle-sglang: install  ## fuzz the replay against SGLang's own scheduler, into 
 lock:  ## write requirements.lock anew: what every extra resolves to today
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --quiet -e '.[operator,redis,lmcache,demo,grade,dev]'
+	build/lock/bin/pip install --quiet -e '.[operator,redis,lmcache,otel,demo,grade,dev]'
 	build/lock/bin/pip freeze --all --exclude pip --exclude-editable > requirements.lock
 	rm -rf build/lock
 

@@ -1,10 +1,14 @@
-"""Log lines as JSON: one constant message, and fields."""
+"""Log lines as JSON: one constant message, and fields; `request` is the id of the request that a
+line is about, whoever wrote it.
+"""
 
 import json
 import logging
 import sys
 from datetime import UTC, datetime
 from typing import Final
+
+from leadsman_extproc.current import REQUEST
 
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -15,11 +19,13 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write one line."""
         fields = {name: value for name, value in vars(record).items() if name not in _OWN}
+        request = REQUEST.get()
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **({} if request is None else {"request": request}),
             **fields,
         }
         if record.exc_info:

@@ -25,6 +25,7 @@ from leadsman_extproc.models import ServedModel
 from leadsman_extproc.page import Recent
 from leadsman_extproc.parity import Parity
 from leadsman_extproc.plugins import Faults
+from leadsman_extproc.ports import Traces
 from leadsman_extproc.reading import Reader
 from leadsman_extproc.serve import Service
 from leadsman_extproc.settings import Settings
@@ -126,8 +127,15 @@ def picker(
         settings=plan.settings,
         counts=counts,
         secret=plan.secret,
+        traces=_traces() if plan.settings.tracing else None,
     )
     return PickerParts(service=service, fleet=fleet, client=client, comparing=comparing)
+
+
+def _traces() -> Traces:
+    from leadsman_extproc.tracing import exporting
+
+    return exporting(time.monotonic)
 
 
 def end_of(
@@ -157,6 +165,8 @@ def follow(stack: AsyncExitStack, parts: PickerParts) -> asyncio.Task[None]:
     begin(stack, parts.comparing.run())
     begin(stack, _teach(parts.fleet, parts.client))
     begin(stack, _plan(parts.fleet))
+    if parts.service.traces is not None:
+        stack.push_async_callback(asyncio.to_thread, parts.service.traces.close)
     return follower
 
 

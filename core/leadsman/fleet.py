@@ -13,12 +13,12 @@ from typing import assert_never
 
 import numpy as np
 
-from leadsman.admit import admit
+from leadsman.admit import Excess, admit
 from leadsman.budget import Budget
-from leadsman.candidates import Candidates, Ints
+from leadsman.candidates import Candidates, Ints, Soundings
 from leadsman.condition import Condition, Outlook
 from leadsman.curve import DEFAULT_CURVE, KnownCurve, best_known, fingerprint
-from leadsman.decide import decide, give_up, place
+from leadsman.decide import Judge, decide, give_up, place
 from leadsman.families import Families
 from leadsman.findings import Seen
 from leadsman.gate import Gates
@@ -47,6 +47,7 @@ from leadsman.records import (
 )
 from leadsman.request import Request
 from leadsman.returns import Returns
+from leadsman.route import Choice
 from leadsman.signals import Signal, told_by
 from leadsman.standing import Standing
 from leadsman.trust import Finding
@@ -61,7 +62,8 @@ class Fleet:
     """Workers, their caches, and the sessions that live on them.
 
     lengths: makes what is believed of the answers of one model. gates: the rules of its budgets.
-    longest_hold: for which a request may be held, whatever its budget says.
+    longest_hold: for which a request may be held, whatever its budget says. passed: told when each
+    phase of a decision is over: match, price, and admit unless its budget asks nobody.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Fleet:
         self._families = Families()
         self._standings: dict[str, Standing] = {}
         self._lessons = 0
+        self.passed: Callable[[str], None] | None = None
 
     # -- what is asked of it -------------------------------------------------------------------
 
@@ -93,13 +96,19 @@ class Fleet:
         candidates = self.candidates(request, now)
         family = self._families.of(request, candidates.cached)
         gate = self.gates.of(budget)
-        judge = admit if gate is None else partial(gate.admit, family)
+        judge: Judge = admit if gate is None else partial(gate.admit, family)
+        passed = self.passed
+        if passed is not None:
+            passed("match")
+            judge = partial(_priced, passed, judge)
         holds = self.lobbies.holds(budget, family)
         decision = decide(request, candidates, budget, now, rng, judge, holds)
         if isinstance(decision, Held):
             self.lobbies.hold(decision)
         elif isinstance(decision, Admitted):
             self._reserve(request, budget, family, decision, now)
+        if passed is not None:
+            passed("price" if budget.mode == "off" else "admit")
         return decision
 
     def turn(self, now: Seconds, rng: Random, *, everyone: bool = False) -> list[Settled]:
@@ -424,3 +433,14 @@ class Fleet:
             state.lessons = self._lessons
             peers = (other.curves for other in self.workers.values())
             state.relearn(best_known(state.curves, peers))
+
+
+def _priced(
+    passed: Callable[[str], None],
+    judge: Judge,
+    soundings: Soundings,
+    choice: Choice,
+    budget: Budget,
+) -> Choice | Excess:
+    passed("price")
+    return judge(soundings, choice, budget)

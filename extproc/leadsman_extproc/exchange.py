@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from leadsman_extproc import conformance, wire
 from leadsman_extproc.http2.calls import Call, Receiver, Status
-from leadsman_extproc.picking import Picking
+from leadsman_extproc.picking import REQUEST_ID, Picking
 from leadsman_extproc.session import Answers, Session, go_on
 from leadsman_extproc.verdict import Answer, PassOn, SendOn, Verdict
 from leadsman_extproc.watch import Watching
@@ -50,7 +50,16 @@ class Processor:
 class Exchange:
     """One call and its session."""
 
-    __slots__ = ("_call", "_is_whole", "_judging", "_picking", "_processor", "_session", "_waiting")
+    __slots__ = (
+        "_call",
+        "_is_whole",
+        "_judging",
+        "_picking",
+        "_processor",
+        "_request",
+        "_session",
+        "_waiting",
+    )
 
     def __init__(self, processor: Processor, call: Call, session: Session) -> None:
         self._processor = processor
@@ -60,13 +69,17 @@ class Exchange:
         self._judging: asyncio.Task[None] | None = None
         self._waiting: list[bytes] = []
         self._is_whole = False
+        self._request: str | None = None
 
     def message(self, raw: bytes) -> None:
         """Take the next message; while the request is judged it waits."""
-        if self._judging is None:
-            self._take(raw)
-        else:
+        if self._judging is not None:
             self._waiting.append(raw)
+            return
+        try:
+            self._take(raw)
+        except Exception as error:  # noqa: BLE001  # of one exchange: it ends
+            self._fail(error)
 
     def whole(self) -> None:
         """End the call, once it is judged."""
@@ -94,7 +107,9 @@ class Exchange:
             return
         self._answer(session.receive(event, self._picking.clock()))
         if session.is_asking:
-            verdict = self._picking.verdict(session.asked())
+            asked = session.asked()
+            self._request = asked.headers.get(REQUEST_ID)
+            verdict = self._picking.verdict(asked, self._call.fields)
             if isinstance(verdict, Awaitable):
                 self._judging = asyncio.ensure_future(self._judge(verdict))
             else:
@@ -107,11 +122,16 @@ class Exchange:
 
     async def _judge(self, later: Awaitable[Verdict]) -> None:
         try:
-            verdict = await later
-        except Exception:
-            LOG.exception("a verdict failed")
-            self._call.finish(Status.UNKNOWN, "the verdict failed")
-            return
+            self._go_on(await later)
+        except Exception as error:  # noqa: BLE001  # of one exchange: it ends
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        LOG.error("an exchange failed", exc_info=error, extra={"request": self._request})
+        self._call.finish(Status.UNKNOWN, "the exchange failed")
+
+    def _go_on(self, verdict: Verdict) -> None:
+        """Answer, and take what came meanwhile."""
         self._judging = None
         self._answer(self._told(verdict))
         for raw in self._waiting:

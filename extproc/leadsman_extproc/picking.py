@@ -29,6 +29,7 @@ from leadsman.units import RequestId, Seconds
 from leadsman_extproc import conformance
 from leadsman_extproc.bodies import api_of
 from leadsman_extproc.body import Api, BadRequest, NotForUs
+from leadsman_extproc.current import REQUEST
 from leadsman_extproc.grants import Grants, granted
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.ports import (
@@ -39,6 +40,8 @@ from leadsman_extproc.ports import (
     Read,
     ReadRequest,
     Reads,
+    Trace,
+    Traces,
 )
 from leadsman_extproc.refusals import bad_request, refusal, too_large
 from leadsman_extproc.settings import Settings
@@ -51,6 +54,7 @@ REQUEST_ID = "x-request-id"
 SESSION_ID = "x-session-id"
 DP_RANK = "x-data-parallel-rank"
 BYTES_PER_TOKEN = 4
+NO_FIELDS: Mapping[bytes, bytes] = {}
 LOG = logging.getLogger(__name__)
 
 
@@ -63,7 +67,7 @@ class Picking:
     """Finds the verdict on each request.
 
     report: tells the other replicas; a decision has reserved its work here by itself. waiting:
-    those that are held.
+    those that are held. traces: of requests that the gateway samples; None: of none.
     """
 
     reads: Reads
@@ -77,6 +81,7 @@ class Picking:
     counts: Counts = field(default_factory=Counts)
     clock: Callable[[], Seconds]
     rng: Random = field(default_factory=Random)
+    traces: Traces | None = None
     waiting: Waiting = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,22 +94,38 @@ class Picking:
         )
         self.counts.held = self.waiting.__len__
 
-    def verdict(self, asked: Asked) -> Verdict | Awaitable[Verdict]:
+    def verdict(
+        self, asked: Asked, call: Mapping[bytes, bytes] = NO_FIELDS
+    ) -> Verdict | Awaitable[Verdict]:
         """Read and decide one request; the verdict's grant is open when it is there.
 
-        It is there at once, unless reading has to wait for something, or the request is held.
+        call: the headers of the gateway's call. It is there at once, unless reading has to wait for
+        something, or the request is held.
         """
         request_id = self._identify(asked.headers)
         if asked.body is None:
             cap = self.settings.max_body
             return self._reject(too_large(api_of(asked.headers.get(":path", "")), cap), request_id)
-        arrival = Arrival(
+        before = REQUEST.set(request_id)
+        try:
+            return self._read(self._arrival(asked, asked.body, request_id, call))
+        finally:
+            REQUEST.reset(before)
+
+    def _arrival(
+        self, asked: Asked, body: bytes, request_id: RequestId, call: Mapping[bytes, bytes]
+    ) -> Arrival:
+        now, traces = self.clock(), self.traces
+        return Arrival(
             id=request_id,
             headers=asked.headers,
-            body=asked.body,
-            at=self.clock(),
+            body=body,
+            at=now,
             subset=self._subset(asked),
+            trace=None if traces is None else traces.begin(call, asked.headers, now),
         )
+
+    def _read(self, arrival: Arrival) -> Verdict | Awaitable[Verdict]:
         if not arrival.body:
             return self._pass(arrival)
         read: Unread | Read | Awaitable[Read]
@@ -120,6 +141,7 @@ class Picking:
 
     async def _judge_later(self, reading: Awaitable[Read], arrival: Arrival) -> Verdict:
         read: Unread | Read
+        REQUEST.set(arrival.id)  # of this task
         try:
             async with asyncio.timeout(self.settings.decision_deadline):
                 read = await reading
@@ -131,6 +153,7 @@ class Picking:
             read = "error"
         if self._is_taken(arrival.id):  # another request of this name came meanwhile
             arrival = msgspec.structs.replace(arrival, id=_new_id())
+            REQUEST.set(arrival.id)
         verdict = self._judge(read, arrival)
         return await verdict if isinstance(verdict, Awaitable) else verdict
 
@@ -152,6 +175,7 @@ class Picking:
         if request.id != arrival.id:
             request = replace(request, id=arrival.id)
         try:
+            self._measure(arrival.trace)
             budget = self._budget(request, arrival)
             decision = self.picker.decide(request, budget, now, self.rng)
         except Exception:
@@ -172,7 +196,7 @@ class Picking:
     def _told(
         self, request: Request, decision: Decision, arrival: Arrival, read: ReadRequest
     ) -> Verdict:
-        self.keeps.decided(request, decision, self.clock())
+        self._keep(request, decision, arrival)
         match decision:
             case Admitted():
                 return self._send(request, decision, arrival, read.text_size)
@@ -180,6 +204,20 @@ class Picking:
                 return self._refuse(decision, read.api)
             case other:
                 assert_never(other)
+
+    def _measure(self, trace: Trace | None) -> None:
+        """Let the phases of the next decision be noted, or nothing of it."""
+        if trace is not None:
+            trace.passed("read")
+            self.picker.passed = trace.passed
+        elif self.traces is not None:
+            self.picker.passed = None
+
+    def _keep(self, request: Request, decision: Decision, arrival: Arrival) -> None:
+        now = self.clock()
+        self.keeps.decided(request, decision, now)
+        if arrival.trace is not None:
+            arrival.trace.decided(request, decision, now)
 
     def _budget(self, request: Request, arrival: Arrival) -> Budget:
         budget = self.budget_for(request, arrival.headers)
@@ -232,7 +270,7 @@ class Picking:
             prediction=None,
             because="least_loaded",
         )
-        self.keeps.decided(request, admitted, self.clock())
+        self._keep(request, admitted, arrival)
         verdict = self._send(request, admitted, arrival)
         now = verdict.grant.sent_at
         self.picker.apply(granted(verdict.grant, chosen.settings.block_size, now), now)
@@ -244,7 +282,7 @@ class Picking:
     def _nowhere(self, arrival: Arrival) -> Answer:
         request = self._estimate(arrival)
         refused = no_endpoint(request, self.budget_for(request, arrival.headers), self.rng)
-        self.keeps.decided(request, refused, self.clock())
+        self._keep(request, refused, arrival)
         return self._refuse(refused, api_of(arrival.path))
 
     def _subset(self, asked: Asked) -> frozenset[str] | None:

@@ -25,7 +25,12 @@ BudgetFor: TypeAlias = Callable[[Request, Mapping[str, str]], Budget]
 
 
 class Picker(Protocol):
-    """Decides where a request goes, and reserves its work there; or holds it, until its turn."""
+    """Decides where a request goes, and reserves its work there; or holds it, until its turn.
+
+    passed: told the name of each phase of `decide` when it is over; None: nobody measures.
+    """
+
+    passed: Callable[[str], None] | None
 
     def apply(self, record: Record, now: Seconds) -> None:
         """Take in a record of fleet state."""
@@ -66,14 +71,51 @@ class Picker(Protocol):
         ...
 
 
+class Trace(Protocol):
+    """What is measured of one request whose trace is sampled."""
+
+    def passed(self, phase: str) -> None:
+        """Note that a phase is over now; the next begins."""
+        ...
+
+    def decided(self, request: Request, decision: Decision, now: Seconds) -> None:
+        """Note what was decided; nothing is measured after."""
+        ...
+
+
+class Traces(Protocol):
+    """Makes traces of the requests that a gateway samples."""
+
+    def begin(
+        self, call: Mapping[bytes, bytes], headers: Mapping[str, str], at: Seconds
+    ) -> Trace | None:
+        """Begin to measure a request that came at `at`; None where its trace is not sampled.
+
+        call: the headers of the gateway's call; headers: those of the request.
+        """
+        ...
+
+    def ended(self, grant: Grant) -> None:
+        """Note how a granted request ended."""
+        ...
+
+    def close(self) -> None:
+        """Export what is left; may take seconds."""
+        ...
+
+
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole request as it came. `headers` has lower-case names, `:method` and `:path` too."""
+    """A whole request as it came. `headers` has lower-case names, `:method` and `:path` too.
+
+    trace: what is measured of it; None where its trace is not sampled.
+    """
 
     id: RequestId
     headers: Mapping[str, str]
     body: bytes
     at: Seconds
     subset: frozenset[str] | None = None
+    trace: Trace | None = None
 
     @property
     def path(self) -> str:

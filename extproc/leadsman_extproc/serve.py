@@ -19,7 +19,7 @@ from leadsman_extproc.metrics import Counts
 from leadsman_extproc.outcomes import Outcomes
 from leadsman_extproc.page import Recent
 from leadsman_extproc.picking import Picking
-from leadsman_extproc.ports import BudgetFor, Keeps, Picker, Reads
+from leadsman_extproc.ports import BudgetFor, Keeps, Picker, Reads, Traces
 from leadsman_extproc.rows import Hides
 from leadsman_extproc.server import Server, serving
 from leadsman_extproc.settings import Settings
@@ -33,7 +33,7 @@ class Service:
 
     report: tells a record to the other replicas; must not block.
     is_abreast: whether all was taken that was said before this picker came; no readiness before.
-    secret: the deployment's; keys the hashes of names in records.
+    secret: the deployment's; keys the hashes of names in records. traces: of sampled requests.
     """
 
     fleet: Picker
@@ -45,6 +45,7 @@ class Service:
     clock: Callable[[], Seconds] = time.monotonic
     rng: random.Random = field(default_factory=random.Random)
     secret: bytes = b""
+    traces: Traces | None = None
     counts: Counts = field(default_factory=Counts)
     workers: Workers = field(default_factory=Workers)
     grants: Grants = field(init=False)
@@ -91,6 +92,7 @@ class Service:
             counts=self.counts,
             clock=self.clock,
             rng=self.rng,
+            traces=self.traces,
         )
         watching = Watching(
             grants=self.grants, workers=self.workers, wants_witness=self.fleet.wants_witness
@@ -108,6 +110,8 @@ class Service:
 
     def _end(self, grant: Grant) -> None:
         self.keeps.ended(grant)
+        if self.traces is not None:
+            self.traces.ended(grant)
         request, prompt_tokens = grant.request, grant.usage.prompt_tokens
         if prompt_tokens and not request.tokens_are_exact:
             self.reads.learn(request.model, grant.text_size, prompt_tokens)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from leadsman.units import Seconds
@@ -50,7 +51,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the picker serves.
+    """How the picker serves. Raises ValueError.
 
     listen: `host:port` of ext_proc, access log and health; port 0 takes a free one.
     health: `host:port` of health alone, in plain text: a kubelet probes without TLS.
@@ -73,6 +74,8 @@ class Settings:
         InferenceObjective says goes before.
     policies: classes of further admission policies, as MODULE:CLASS; those of installed packages
         that declare them are found without.
+    tracing: make spans of requests whose gateway samples them, and export them as the environment's
+        OTEL_* say.
     parity_every: between two requests of a model whose tokens an engine is asked for, to compare
         them with ours; null: none are, and engines are asked for those of probes alone.
     """
@@ -95,4 +98,9 @@ class Settings:
     recording: Recording = field(default_factory=Recording)
     importance: Mapping[str, int] = field(default_factory=dict)
     policies: tuple[str, ...] = ()
+    tracing: bool = False
     parity_every: Seconds | None = 30.0
+
+    def __post_init__(self) -> None:
+        if self.tracing and find_spec("opentelemetry.sdk") is None:
+            raise ValueError("tracing: true needs OpenTelemetry: pip install 'leadsman[otel]'")

@@ -87,6 +87,7 @@ class PicksInTurn:
     seen: dict[WorkerId, WorkerSeen] = field(default_factory=dict)
     witnesses: bool = False
     turn_: int = 0
+    passed: Callable[[str], None] | None = None
 
     def apply(self, record: Record, now: float) -> None:
         if isinstance(record, WorkerSeen):

@@ -16,7 +16,12 @@ class Status(IntEnum):
 
 
 class Call(Protocol):
-    """One call, as its handler sees it. After the end, what is sent goes nowhere."""
+    """One call, as its handler sees it. After the end, what is sent goes nowhere.
+
+    fields: the headers that it came with.
+    """
+
+    fields: Mapping[bytes, bytes]
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Send messages, in order. Never blocks."""

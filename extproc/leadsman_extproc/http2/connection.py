@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
             self._outflow.put(frames.rst_stream(number, ErrorCode.REFUSED_STREAM))
             return None
         self._last = number
-        stream = self._streams[number] = Stream(number, self._outflow, self._forget)
+        stream = self._streams[number] = Stream(number, self._outflow, self._forget, fields)
         handler = self._handlers.get(fields.get(b":path", b"").decode("latin-1"))
         if handler is None:
             stream.finish(Status.UNIMPLEMENTED, "no such method")

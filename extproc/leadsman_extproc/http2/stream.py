@@ -12,7 +12,7 @@ Source: RFC 9113, section 5.1; the gRPC protocol over HTTP/2, Responses.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -31,7 +31,8 @@ WINDOW: Final = 16 * 2**20
 class Stream(Outlet):
     """A stream from its first frame to its last; is the `Call` of whoever handles it.
 
-    closed: called with the stream's number when nothing more will be sent on it.
+    closed: called with the stream's number when nothing more will be sent on it. fields: the
+    headers that it began with.
     """
 
     __slots__ = (
@@ -43,10 +44,18 @@ class Stream(Outlet):
         "_owed",
         "_reader",
         "_receiver",
+        "fields",
     )
 
-    def __init__(self, number: int, outflow: Outflow, closed: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        outflow: Outflow,
+        closed: Callable[[int], None],
+        fields: Mapping[bytes, bytes],
+    ) -> None:
         super().__init__(number, outflow.initial_window)
+        self.fields = fields
         self._outflow = outflow
         self._closed = closed
         self._reader = MessageReader()
