@@ -40,7 +40,7 @@ Maker: TypeAlias = Callable[[Task, Call, RequestId], Offer]
 class Fate:
     """What became of one call. began: its first try. stream: of the try that was let in.
 
-    refused: the last refusal.
+    refused: the last refusal. gave_up: its caller went away while it was held.
     """
 
     task: Task
@@ -49,6 +49,7 @@ class Fate:
     tries: int = 0
     stream: Stream | None = None
     refused: Refused | None = None
+    gave_up: bool = False
 
     @property
     def call(self) -> Call:
@@ -59,7 +60,7 @@ class Fate:
     def was_served(self) -> bool:
         """Whether it got its answer, or as much of it as its caller wanted."""
         if self.stream is None or self.stream.outcome is None:
-            return False
+            return self.gave_up
         gave_up = self.stream.outcome is Outcome.CLIENT_GONE and self.call.hangs_up is not None
         return gave_up or self.stream.outcome is Outcome.FINISHED
 
@@ -187,6 +188,12 @@ class Callers:
             self._fail(fate.task)
         else:
             self._plan(fate, offer.request.arrived_at + (refused.held_for or 0.0) + pause)
+
+    def gone(self, offer: Offer, now: Seconds) -> None:
+        """Note a caller that went away while its call was held: it has no more use for it."""
+        fate = self._sent.pop(offer.request.id)
+        fate.gave_up = True
+        self._follow(fate, now)
 
     def _pause(self, refused: Refused, tries: int) -> Seconds | None:
         if self._manners == "leave" or tries > RETRIES:

@@ -28,7 +28,7 @@ from leadsman.policy import Policy, PolicyError
 from leadsman.prediction import Decision, Prediction, Refused
 from leadsman.records import Outcome, Record
 from leadsman.request import Request
-from leadsman.units import Seconds, WorkerId
+from leadsman.units import RequestId, Seconds, WorkerId
 from leadsman_extproc.metrics import Counts as Counted
 from leadsman_extproc.outcomes import Outcomes
 from leadsman_extproc.plugins import kinds
@@ -91,6 +91,10 @@ class LivePicker:
         """Decide on those that are held, where it is their turn."""
         return self.fleet.turn(now, self._rng)
 
+    def let_go(self, request: RequestId) -> None:
+        """Hold a request no longer, as its caller is gone."""
+        self.fleet.let_go(request)
+
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""
         return self.fleet.wants_witness(worker)
@@ -118,6 +122,10 @@ class Grades:
     def refused(self, _offer: Offer, refused: Refused) -> None:
         """Count a refusal by its reason."""
         self.refused_for[refused.reason.value] += 1
+
+    def gone(self, _offer: Offer, _now: Seconds) -> None:
+        """Count it among the lost: there is nothing to grade."""
+        self.lost += 1
 
     def summary(self, workers: int) -> Summary:
         """Sum up what was graded and counted."""

@@ -108,6 +108,10 @@ class Holder(Protocol):
         """Decide on those that are held, where it is their turn."""
         ...
 
+    def let_go(self, request: RequestId) -> None:
+        """Hold a request no longer, as its caller is gone."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
@@ -156,6 +160,10 @@ class Keeper(Protocol):
 
     def refused(self, offer: Offer, refused: Refused) -> None:
         """Keep a refusal."""
+        ...
+
+    def gone(self, offer: Offer, now: Seconds) -> None:
+        """Keep that a caller went away whose request was held."""
         ...
 
 
@@ -465,6 +473,11 @@ class VirtualFleet:
     def _meet(self, met: Offer | HangUp, now: Seconds) -> None:
         if isinstance(met, Offer):
             self._serve(met, now)
+            return
+        held = self._held.pop(met.request, None)
+        if held is not None and self._holder is not None:
+            self._holder.let_go(met.request)
+            self._keeper.gone(held, now)
             return
         for worker in self.workers:
             stream = worker.abandon(met.request, now)

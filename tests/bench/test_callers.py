@@ -3,6 +3,8 @@
 from random import Random
 
 import pytest
+from leadsman.budget import Budget
+from leadsman.lobby import Held
 from leadsman.prediction import Reason, Refused
 from leadsman.records import Outcome
 from leadsman_bench.baselines import LeastLoaded
@@ -43,6 +45,40 @@ class Refusing(LeastLoaded):
                 should_retry=self.should_retry,
             )
         return super().decide(request, now)
+
+
+class Holding(LeastLoaded):
+    """Holds the first request for ever, and sends on all others."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    def decide(self, request, now):
+        if self.held:
+            return super().decide(request, now)
+        self.held.append(request.id)
+        return Held(
+            request=request,
+            budget=Budget(hold=60.0),
+            family=None,
+            at=now,
+            until=now + 60.0,
+            latest=now + 60.0,
+            work=1.0,
+            expected=1.0,
+            number=1,
+        )
+
+    def next_turn(self):
+        return None
+
+    def turn(self, now):
+        return []
+
+    def let_go(self, request):
+        self.held.remove(request)
+        self.held.append("nobody")
 
 
 def played(tasks, picker=None, manners="leave"):
@@ -115,3 +151,17 @@ def test_a_caller_that_hangs_up_frees_its_worker_and_goes_on():
     assert gone.stream.ended_at == pytest.approx(1.5, abs=2 * STEP)
     assert gone.was_served
     assert callers.finished(["t"]) == 1
+
+
+def test_a_caller_that_hangs_up_while_it_is_held_is_held_no_more_and_goes_on():
+    calls = (call(hangs_up=1.5, piece=1), call(after=(0,), piece=2))
+    picker = Holding()
+
+    callers = played([Task(name="t", calls=calls)], picker)
+
+    first, second = callers.fates
+    assert picker.held == ["nobody"]
+    assert first.stream is None
+    assert first.was_served
+    assert second.began == pytest.approx(1.5, abs=2 * STEP)
+    assert second.stream.outcome is Outcome.FINISHED

@@ -12,7 +12,7 @@ from leadsman.lobby import Held, Settled
 from leadsman.prediction import Decision, Refused
 from leadsman.records import Record
 from leadsman.request import Request
-from leadsman.units import Seconds, WorkerId
+from leadsman.units import RequestId, Seconds, WorkerId
 from leadsman_extproc.grants import Grant, Usage
 from leadsman_extproc.ports import Keeps
 
@@ -36,6 +36,10 @@ class Picks(Protocol):
 
     def turn(self, now: Seconds) -> Sequence[Settled]:
         """Decide on those that are held, where it is their turn."""
+        ...
+
+    def let_go(self, request: RequestId) -> None:
+        """Hold a request no longer, as its caller is gone."""
         ...
 
     def wants_witness(self, worker: WorkerId) -> bool:
@@ -73,6 +77,10 @@ class Recorded:
             self.outcomes.decided(one.request, one.decision, now)
         return settled
 
+    def let_go(self, request: RequestId) -> None:
+        """Hold a request no longer; nothing was decided on it, so nothing is recorded."""
+        self.picker.let_go(request)
+
     def wants_witness(self, worker: WorkerId) -> bool:
         """Whether one more stream of this worker should be read chunk by chunk."""
         return self.picker.wants_witness(worker)
@@ -98,3 +106,7 @@ class Recorded:
     def refused(self, offer: Offer, refused: Refused) -> None:
         """Pass a refusal on; it was recorded as it was decided."""
         self.keeper.refused(offer, refused)
+
+    def gone(self, offer: Offer, now: Seconds) -> None:
+        """Pass on that a held request's caller went away."""
+        self.keeper.gone(offer, now)
