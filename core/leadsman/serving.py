@@ -34,7 +34,13 @@ class Serving(Line):
         self._cut: Tokens | None = None
 
     def _serve_together(self, turn: Turn) -> Tokens | None:
-        """Serve all who run at once; None, and nothing done, where blocks are short."""
+        """Serve all who run at once; None, and nothing done, where blocks are short.
+
+        So too where prompts are cut: one that left some of the budget to who runs behind it may
+        take all with its next chunk, so that their order matters.
+        """
+        if self.settings.aligns_chunks and self.prefilling and self.decoding:
+            return None
         left = self.settings.max_num_batched_tokens - len(self.decoding)
         grown = need = self.phases.get(-self.tick % self.settings.block_size, 0)
         plan: list[Chunk] = []
