@@ -53,6 +53,8 @@ def open_records(folders: Sequence[Path], *, threads: int | None = None) -> "Duc
     if threads is not None:
         database.execute("SET threads = $threads", {"threads": threads})
     database.execute("SET enable_progress_bar = false")
+    # of lines DuckDB guesses that there are few, and would compare each with each
+    database.execute("SET asof_loop_join_threshold = 0")
     database.execute("SET TimeZone = 'UTC'")
     found = {kind: files_of(folders, kind) for kind in KINDS}
     if not any(found.values()):
