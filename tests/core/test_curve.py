@@ -97,7 +97,10 @@ def test_a_known_curve_is_found_again_in_noisy_samples(truth, seed, count):
 
     fit = learner_of(samples).curve
 
-    assert worst_relative_error(fit, truth) < 0.15
+    # One sample alone at the end may be an outlier as well: nothing is promised beyond the third.
+    known = sorted(tokens for tokens, _ in samples)[-3]
+    lengths = [n for n in (64, 512, 4096, 32_768, 200_000) if n <= known]
+    assert worst_relative_error(fit, truth, lengths) < 0.15
 
 
 @given(

@@ -294,7 +294,13 @@ def test_skipping_changes_no_forecast():
     assert skipped == pytest.approx(stepped)
 
 
-def test_a_request_that_never_fits_has_no_forecast():
-    idle = Idle(engine(num_blocks=4))
+def test_what_no_context_holds_is_forecast_as_what_fills_it():
+    settings = engine(num_blocks=4)
+    longest = settings.longest_prompt
 
-    assert idle.predict(Work("a", 40, 5)) is None
+    beyond = Idle(settings).predict(Work("a", longest + 40, 5))
+    filling = Idle(settings).predict(Work("a", longest, 5))
+
+    assert beyond.first_token_at - beyond.scheduled_at == pytest.approx(
+        filling.first_token_at - filling.scheduled_at
+    )
