@@ -17,10 +17,13 @@ from leadsman_bench.traces import TraceRequest
 from leadsman_cli.main import main
 from rich.console import Console
 
+# A shell that puts its jobs into the background has them ignore Ctrl-C, and theirs inherit that.
+STARTED = """import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)
+from leadsman_cli.main import main; sys.exit(main(sys.argv[1:]))"""
 COMMAND = [
     sys.executable,
     "-c",
-    "import sys; from leadsman_cli.main import main; sys.exit(main(sys.argv[1:]))",
+    STARTED,
     "demo",
     "--out",
 ]

@@ -71,6 +71,7 @@ async def test_a_request_that_is_found_is_explained_as_the_command_does(site):
         await page.fill("#like", "would_wait")
         await page.click("#search button")
         await page.click("#found li button >> nth=0")
+        await page.wait_for_selector("dialog[open]")
         title, screen = await text(page, "#explained-title"), await text(page, "#screen")
 
     assert title == found.request
