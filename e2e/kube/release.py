@@ -174,7 +174,8 @@ def installed(helm_path, plane, folder, namespace, **values):
         yield Release(stage, known, "r")
         running.stop()
         helm.does("uninstall", "r", "--namespace", namespace)
-        assert _outside_of_others(plane, namespace) == before
+        odd = _outside_of_others(plane, namespace) ^ before
+        assert not odd, f"uninstalling {namespace} left or took along: {sorted(map(str, odd))}"
 
 
 def _outside_of_others(plane, namespace):
