@@ -12,6 +12,7 @@ from leadsman_bench.processes import children
 from .control_plane import control_plane, kubeconfig
 from .go_programs import NotToBeHadError, module_folder
 from .helm import helm_program
+from .redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
 GATEWAY_API = "sigs.k8s.io/gateway-api-inference-extension"
@@ -31,6 +32,15 @@ _numbers = itertools.count(1)
 def no_event_loop_by_accident():
     """Keep asyncio from making a loop that nobody closes."""
     asyncio.set_event_loop(None)
+
+
+@pytest.fixture
+def redis(tmp_path):
+    """A Redis server that runs."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from leadsman_bench.envoy import running_envoy
 
 from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, within
 from .front import Front
-from .redis_server import RedisServer, needs_redis
+from .redis_server import needs_redis
 from .release import LABELS, installed
 from .traffic import steady
 
@@ -113,14 +113,6 @@ def site(helm_path, plane, tmp_path_factory):
     """The chart installed, its pods running, three engines, and an Envoy."""
     with standing(helm_path, plane, tmp_path_factory.mktemp("rollouts"), "rollouts") as site:
         yield site
-
-
-@pytest.fixture
-def redis(tmp_path):
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture

@@ -29,20 +29,12 @@ from leadsman_operator.endpoint import Endpoint, Surroundings
 from leadsman_operator.seats import SEATS, Shares
 
 from .conftest import OURS, PATIENCE, POOLS, budget, create, pool
-from .redis_server import RedisServer, needs_redis
+from .redis_server import needs_redis
 from .stage import Stage, blocks, following, until
 
 pytestmark = needs_redis
 AWAY = float(os.environ.get("REDIS_AWAY", "3"))
 RUNS = int(os.environ.get("FAILOVER_RUNS", "1"))
-
-
-@pytest.fixture
-def redis(tmp_path):
-    server = RedisServer(tmp_path)
-    server.start()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
