@@ -95,7 +95,8 @@ class FleetState:
 
         Each worker's trust is said, also where nobody said it yet. Its KV events begin with a
         `Cleared` of every tier, so that they hold for a reader who already knew something, and
-        their blocks name no session.
+        their blocks name no session. A store that has not spoken of itself is first said gone, for
+        a reader who heard an earlier one speak.
         """
         told = self.told()
         return [record for source, record in told if without is None or source != without]
@@ -105,8 +106,7 @@ class FleetState:
         for worker in self._workers.values():
             yield from _restate(worker)
         for name, store in self._stores.items():
-            if store.seen is not None:
-                yield None, store.seen
+            yield None, store.seen or WorkerGone(worker=name)
             yield None, _restate_cache(name, store.cache)
 
     def workers(self) -> list[WorkerId]:

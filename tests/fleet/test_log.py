@@ -245,6 +245,19 @@ def test_a_reader_that_was_away_too_long_is_sent_a_snapshot():
     assert catchup.sequence == 3
 
 
+def test_a_store_that_left_and_came_back_silent_is_not_believed_to_have_spoken():
+    log = FleetLog(epoch="e", bounds=Bounds(records=0))
+    reader = Reader(None)
+    log.append(StoreSeen(worker="store s", chunks=4, unused={}, problem="away"))
+    reader.read(log)
+    log.append(WorkerGone(worker="store s"))
+    log.append(batch("store s", Stored(keys=np.arange(3, dtype=np.uint64), tier="CPU")))
+
+    reader.read(log)
+
+    assert not [one for one in reader.state.snapshot() if isinstance(one, StoreSeen)]
+
+
 def test_the_ring_is_bounded_in_bytes_too():
     log = FleetLog(epoch="e", bounds=Bounds(bytes=1000))
     log.append(seen("a"))
