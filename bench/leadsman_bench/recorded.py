@@ -27,7 +27,6 @@ from leadsman.curve import fingerprint
 from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.grade import Grade, Summary
-from leadsman.lengths import CapsAreLengths, Lengths
 from leadsman.prediction import Admitted, Prediction, Price
 from leadsman.records import (
     Cleared,
@@ -138,7 +137,7 @@ class Replayed:
         self._recording = recording
         self._true_lengths = true_lengths
         self._settings = _settings(recording["engine"])
-        self._fleet = Fleet(CapsAreLengths if true_lengths else Lengths)
+        self._fleet = Fleet()
         self._budget, self._rng = Budget(), Random(1)
         self._blocks = _Blocks({r["id"]: r["prefix_blocks"] for r in recording["requests"]})
         self._predictions: dict[str, Prediction] = {}
@@ -176,13 +175,15 @@ class Replayed:
 
     def _send(self, at: Seconds, row: dict[str, Any]) -> None:
         keys = np.array([_key(number) for number in row["prefix_blocks"]], dtype=np.uint64)
+        known = row["completion_tokens"] if self._true_lengths else None
         request = Request(
             id=RequestId(row["id"]),
             model=MODEL,
             prompt_tokens=row["prompt_tokens"],
             arrived_at=at,
             keys={self._settings.block_size: keys},
-            max_tokens=row["completion_tokens"] if self._true_lengths else None,
+            max_tokens=known,
+            min_tokens=known or 0,
         )
         decision = self._fleet.decide(request, self._budget, at, self._rng)
         assert isinstance(decision, Admitted), "a budget without bounds refuses nothing"

@@ -61,18 +61,12 @@ MOST_HOMES = 100_000
 class Fleet:
     """Workers, their caches, and the sessions that live on them.
 
-    lengths: makes what is believed of the answers of one model. gates: the rules of its budgets.
-    longest_hold: for which a request may be held, whatever its budget says. passed: told when each
+    gates: the rules of its budgets. longest_hold: for which a request may be held, whatever its
+    budget says. passed: told when each
     phase of a decision is over: match, price, and admit unless its budget asks nobody.
     """
 
-    def __init__(
-        self,
-        lengths: Callable[[], Lengths] = Lengths,
-        gates: Gates | None = None,
-        longest_hold: Seconds = math.inf,
-    ) -> None:
-        self._new_lengths = lengths
+    def __init__(self, gates: Gates | None = None, longest_hold: Seconds = math.inf) -> None:
         self.gates = Gates() if gates is None else gates
         self.lobbies = Lobbies(self.gates, longest_hold)
         self.workers: dict[WorkerId, WorkerState] = {}
@@ -360,7 +354,7 @@ class Fleet:
             state.ready, state.endpoint = seen.ready, seen.endpoint
             if state.settings == seen.settings:
                 return
-        lengths = self._lengths.setdefault(seen.settings.model, self._new_lengths())
+        lengths = self._lengths.setdefault(seen.settings.model, Lengths())
         fresh = WorkerState(seen, lengths, KnownCurve(curve=DEFAULT_CURVE, provenance="unmeasured"))
         fresh.claims, fresh.of_all = self.index.reach, self.index.reach_of_all
         fresh.asked_at = now

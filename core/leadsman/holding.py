@@ -30,6 +30,7 @@ class Flight:
     seq: Seq
     granted_at: Seconds
     max_tokens: Tokens | None = None
+    min_tokens: Tokens = 0
     first_at: Seconds | None = None
     believed: Tokens | None = None
     claimed: Tokens = 0

@@ -1,9 +1,10 @@
 """How many tokens a request will still put out, before anybody knows.
 
 A slot and its blocks are taken until an answer ends, so waiting for them is a question about
-lengths. What is known of an answer: its `max_tokens` (who caps at 256 wants short answers), how
-long the former answers of its family were (a conversation, a system prompt), and how much it has
-put out already. The model, over bins of a sixteenth of an octave:
+lengths. What is known of an answer: its `max_tokens` (who caps at 256 wants short answers) and its
+`min_tokens` (who ignores the end of sequence has both alike), how long the former answers of its
+family were (a conversation, a system prompt), and how much it has put out already. The model, over
+bins of a sixteenth of an octave:
 
     P(bin) ~ seen[cap][bin] * tilt(z[bin])
 
@@ -98,17 +99,25 @@ class Lengths:
         draw: float = 0.5,
         family: BlockKey | None = None,
         max_tokens: Tokens | None = None,
+        min_tokens: Tokens = 0,
     ) -> float:
         """Tokens still to come of an answer that has `generated`: the quantile `draw` of them.
 
         draw: in (0, 1). At least one token, unless the cap is reached: the request is still
         running. About 20 us.
         """
-        left = beyond(self.below(family, max_tokens), generated, draw)
+        left = beyond(self.below(family, max_tokens, min_tokens), generated, draw)
         return left if max_tokens is None else min(left, float(max(max_tokens - generated, 0)))
 
-    def below(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> Floats:
+    def below(
+        self,
+        family: BlockKey | None = None,
+        max_tokens: Tokens | None = None,
+        min_tokens: Tokens = 0,
+    ) -> Floats:
         """Give the chance that an answer is shorter than each edge, shape (edges,): from 0 to 1."""
+        if max_tokens is not None and min_tokens >= max_tokens:
+            return _at_its_cap()
         weights = self._all * (CAP_EVIDENCE * self._unit / float(np.add.reduce(self._all)))
         weights += self._under(max_tokens)
         if family is not None and (known := self._families.get(family)) is not None:
@@ -117,7 +126,7 @@ class Lengths:
         below[0] = 0.0
         np.add.accumulate(weights, out=below[1:])
         below /= below[-1]
-        return below
+        return _not_before(min_tokens, below) if min_tokens > 1 else below
 
     def _under(self, max_tokens: Tokens | None) -> Floats:
         """Give the answers under caps of this octave, for reading and for counting."""
@@ -182,18 +191,19 @@ class Lengths:
         self._unit = 1.0
 
 
-class CapsAreLengths(Lengths):
-    """What is believed where each answer is known to come to its cap: none ends before.
+def _at_its_cap() -> Floats:
+    below: Floats = np.zeros(_BINS + 1)
+    below[-1] = 1.0
+    return below
 
-    It stands here since what is compiled can only be inherited from by what is compiled.
-    """
 
-    def below(self, family: BlockKey | None = None, max_tokens: Tokens | None = None) -> Floats:
-        """Give the chance that an answer is shorter than each edge: 0 but at the last one."""
-        del family, max_tokens
-        below: Floats = np.zeros(_BINS + 1)
-        below[-1] = 1.0
-        return below
+def _not_before(least: Tokens, below: Floats) -> Floats:
+    """Take out of a distribution what is shorter than `least`."""
+    shorter = float(np.interp(least, _EDGES, below))
+    if shorter > 1.0 - 1e-9:
+        return _at_its_cap()
+    left: Floats = np.maximum(below - shorter, 0.0) / (1.0 - shorter)
+    return left
 
 
 def beyond(below: Floats, generated: Tokens, draw: float = 0.5) -> float:

@@ -103,6 +103,7 @@ class Mirror(Ghosts):
             seq=seq,
             granted_at=granted.at,
             max_tokens=granted.max_tokens,
+            min_tokens=granted.min_tokens,
             is_alone=not self.flights,
             first_key=seq.keys[0] if seq.keys else None,
         )

@@ -143,7 +143,8 @@ class Granted:
     """A picker sent a request to a worker; `keys` are those of the worker's block size.
 
     budget: whose rules let it in; None where they remember nothing. tenant, session: whom that
-    budget's shares, or sessions, count it for. cached_tokens: what it was to find.
+    budget's shares, or sessions, count it for. cached_tokens: what it was to find. min_tokens: its
+    answer does not end before.
     """
 
     worker: WorkerId
@@ -159,6 +160,7 @@ class Granted:
     tenant: str | None = None
     session: str | None = None
     cached_tokens: Tokens | None = None
+    min_tokens: Tokens = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

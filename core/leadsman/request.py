@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from leadsman.units import BlockKey, Keys, RequestId, Seconds, Tokens
+
+ENDLESS: Final[Tokens] = 1 << 31
+"""More than any context holds: an answer without a cap goes on until its context is full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +20,7 @@ class Request:
     waited: seconds that the caller has already waited before `arrived_at`.
     priority: the engine's, as the caller set it. importance: of its objective, as the pool's owner
         declared it; who is more important goes first where requests are held.
+    min_tokens: its answer does not end before, whatever it says.
     reads_cache: False where the engine will not read its prefix cache (prompt logprobs).
     endpoints: the only `ip:port` that may serve it, by the gateway's subset hint; None: any.
     """
@@ -28,6 +33,7 @@ class Request:
     tokens_are_exact: bool = True
     waited: Seconds = 0.0
     max_tokens: Tokens | None = None
+    min_tokens: Tokens = 0
     priority: int = 0
     importance: int = 0
     tenant: str | None = None

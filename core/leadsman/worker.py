@@ -287,6 +287,7 @@ class WorkerState:
             prompt_tokens=request.prompt_tokens,
             keys=request.keys.get(self.settings.block_size, NO_KEYS),
             max_tokens=request.max_tokens,
+            min_tokens=request.min_tokens,
             priority=request.priority,
             predicted_ttft=None,
             reads_cache=request.reads_cache,
@@ -327,7 +328,8 @@ class WorkerState:
         self.changed.add(self)
         if granted.request not in self.mirror.flights:
             self.asked_at = max(self.asked_at, granted.at)
-            below = self._below[granted.request] = self.lengths.below(family, granted.max_tokens)
+            below = self.lengths.below(family, granted.max_tokens, granted.min_tokens)
+            self._below[granted.request] = below
             flight = self.mirror.grant(granted, round(beyond(below, 0)))
             reach = self._reach(claim, self.weights)
             flight.seq.reach = 0 if reach is None else reach.blocks
@@ -361,7 +363,8 @@ class WorkerState:
         self._below.pop(ended.request, None)
         if flight is not None and ended.outcome is Outcome.FINISHED and ended.completion_tokens:
             family = None if expectation is None else expectation.family
-            self.lengths.add(ended.completion_tokens, family, flight.max_tokens)
+            if ended.completion_tokens > flight.min_tokens:
+                self.lengths.add(ended.completion_tokens, family, flight.max_tokens)
         if flight is None:
             return NOTHING_SEEN
         found = ended.cached_tokens

@@ -87,6 +87,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """One request that can be priced.
 
     model: None where the API needs none, and the only one is meant. size: bytes of the body.
+    min_tokens, ignores_eos: what keeps its answer from ending early, and from ending by itself.
     reads_cache: False where the engine skips its prefix cache. truncates: the engine will cut the
     prompt to this many tokens. renders: the path below which an engine says its tokens, where the
     body can be sent there as it is.
@@ -97,6 +98,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     size: int
     max_tokens: Tokens | None = None
+    min_tokens: Tokens = 0
+    ignores_eos: bool = False
     stream: bool = False
     include_usage: bool = False
     n: int = 1

@@ -34,6 +34,7 @@ DECISIONS: Final[Columns] = MappingProxyType(
         "tokens_are_exact": "BOOLEAN",
         "blocks": "JSON",
         "max_tokens": "BIGINT",
+        "min_tokens": "BIGINT",
         "priority": "BIGINT",
         "tenant": "VARCHAR",
         "session": "VARCHAR",
@@ -170,6 +171,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tokens_are_exact: bool
     blocks: Mapping[str, int]
     max_tokens: Tokens | None
+    min_tokens: Tokens
     priority: int
     tenant: str | None
     session: str | None

@@ -56,6 +56,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: Tokens
     tokens_are_exact: bool | None
     max_tokens: Tokens | None
+    min_tokens: Tokens | None
     priority: int | None
     tenant: str | None
     session: str | None
@@ -81,6 +82,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
             tokens_are_exact=self.tokens_are_exact is not False,
             waited=self.waited or 0.0,
             max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens or 0,
             priority=self.priority or 0,
             tenant=self.tenant,
             session=self.session,

@@ -6,7 +6,7 @@ outcome: by how much the next best worker lost, or which bound would have let th
 `leadsman explain` prints it, and the live page shows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -14,6 +14,7 @@ import msgspec
 from leadsman.admit import Excess, bounds_of, excess
 from leadsman.budget import Budget, BudgetError
 from leadsman.prediction import Prediction
+from leadsman.request import ENDLESS
 from leadsman.units import Seconds, Tokens, WorkerId
 
 from leadsman_extproc.decided import Row, weights_of
@@ -78,8 +79,7 @@ def seconds(value: float | None) -> str:
 
 def _asked(row: Row) -> str:
     told = [f"{row.model or 'unread'}, {row.prompt_tokens:,} prompt tokens"]
-    if row.max_tokens is not None:
-        told.append(f"at most {row.max_tokens:,} of answer")
+    told += _answer(row.min_tokens or 0, row.max_tokens)
     told += [
         f"{name} {value}"
         for name in ("tenant", "session", "objective")
@@ -88,6 +88,18 @@ def _asked(row: Row) -> str:
     if row.time is not None:
         told.append(datetime.fromtimestamp(row.time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"))
     return ", ".join(told)
+
+
+def _answer(least: Tokens, most: Tokens | None) -> Iterator[str]:
+    if most is not None and least >= most:
+        yield f"exactly {most:,} of answer"
+        return
+    if least >= ENDLESS:
+        yield "an answer until its context is full"
+    elif least:
+        yield f"at least {least:,} of answer"
+    if most is not None:
+        yield f"at most {most:,} of answer"
 
 
 BECAUSE: Final = {

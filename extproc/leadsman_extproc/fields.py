@@ -21,6 +21,9 @@ MIN_QUEUE_WAIT: Final[Seconds] = 5.0
 MAX_QUEUE_WAIT: Final[Seconds] = 300.0
 
 
+_STOPS: Final = ("stop", "stop_token_ids", "stop_regex")
+
+
 class BadFieldError(Exception):
     """A field that no engine can read."""
 
@@ -60,6 +63,7 @@ def common(fields: JsonObject, size: int) -> dict[str, Any]:
         "size": size,
         "stream": fields.get("stream") is True,
         "include_usage": isinstance(options, dict) and options.get("include_usage") is True,
+        **endings(fields),
         "n": max(1, whole(fields.get("n")) or 1),
         "priority": whole(fields.get("priority")) or 0,
         "cache_salt": text(fields, "cache_salt"),
@@ -68,6 +72,18 @@ def common(fields: JsonObject, size: int) -> dict[str, Any]:
         "session": text(fields, "session_id") or text(fields, "prompt_cache_key"),
         "user": text(fields, "user")
         or (text(metadata, "user_id") if isinstance(metadata, dict) else None),
+    }
+
+
+def endings(sampling: JsonObject, least: str = "min_tokens") -> dict[str, Any]:
+    """Read what keeps an answer going; what else may stop it makes ignoring its end say nothing.
+
+    Source: vLLM 0.33 sampling_params.py; SGLang 0.5.23 sampling/sampling_params.py.
+    """
+    stops = any(sampling.get(name) for name in _STOPS)
+    return {
+        "min_tokens": max(0, whole(sampling.get(least)) or 0),
+        "ignores_eos": sampling.get("ignore_eos") is True and not stops,
     }
 
 

@@ -155,6 +155,7 @@ def granted(grant: Grant, block_size: Tokens | None, now: Seconds) -> Granted:
         prompt_tokens=request.prompt_tokens,
         keys=request.keys.get(block_size or 0, _no_keys()),
         max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
         priority=request.priority,
         predicted_ttft=prediction.price.ttft if prediction and stayed else None,
         reads_cache=request.reads_cache,

@@ -9,7 +9,7 @@ Source: vLLM 0.32 entrypoints/scale_out/token_in_token_out/protocol.py; SGLang 0
 srt/managers/io_struct.py, GenerateReqInput, and sampling/sampling_params.py.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from leadsman.keys import MultimodalItem
@@ -19,6 +19,7 @@ from leadsman_extproc.body import Api, Body, JsonObject, NotForUs, RawPrompts
 from leadsman_extproc.fields import (
     BadFieldError,
     common,
+    endings,
     missing,
     raw_prompts,
     text,
@@ -51,7 +52,7 @@ def read_vllm_generate(fields: JsonObject, size: int) -> Body | NotForUs:
         prompt=prompt,
         max_tokens=limit,
         reads_cache=reads,
-        **common(fields, size),
+        **common(fields, size) | endings(sampling),
     )
 
 
@@ -88,13 +89,19 @@ def read_sglang_generate(fields: JsonObject, size: int) -> Body | NotForUs:
         prompt=prompt,
         max_tokens=max((_limit(one) for one in each), default=SGLANG_DEFAULT_MAX_NEW_TOKENS),
         reads_cache=not (logprobs and start is not None and start >= 0),
-        **common(fields | told, size),
+        **common(fields | told, size) | _endings(each),
     )
 
 
 def _limit(sampling: Any) -> Tokens:
     limit = whole(sampling.get("max_new_tokens")) if isinstance(sampling, dict) else None
     return SGLANG_DEFAULT_MAX_NEW_TOKENS if limit is None else limit
+
+
+def _endings(each: Sequence[Any]) -> JsonObject:
+    """Read what keeps every answer of several going."""
+    told = [endings(one if isinstance(one, dict) else {}, "min_new_tokens") for one in each]
+    return {name: min((one[name] for one in told), default=0) for name in endings({})}
 
 
 def _media(fields: JsonObject) -> Iterator[object]:

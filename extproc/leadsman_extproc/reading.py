@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 import msgspec
 from leadsman.keys import namespace_seed
-from leadsman.request import Request
+from leadsman.request import ENDLESS, Request
 from leadsman.units import Keys, TokenIds, Tokens
 
 from leadsman_extproc.asking import Question, question
@@ -180,6 +180,7 @@ class Reader:
             keys={} if certain is None else self._keys(pending, certain),
             tokens_are_exact=exact,
             max_tokens=body.max_tokens,
+            min_tokens=_least(body),
             priority=body.priority,
             importance=0 if wishes.objective is None else self.importance(wishes.objective),
             tenant=wishes.tenant,
@@ -206,6 +207,13 @@ class Reader:
         if pending.parts.media:
             size -= media_bytes(conversation(pending.body.prompt))
         return max(1, round(size / ratio))
+
+
+def _least(body: Body) -> Tokens:
+    """Give how long an answer is at least; one that ignores its end goes on to its cap."""
+    if body.ignores_eos:
+        return ENDLESS if body.max_tokens is None else body.max_tokens
+    return body.min_tokens
 
 
 def _known_by(pending: Pending, prompts: Sequence[Prompt], *, is_cut: bool) -> TokensBy:

@@ -181,6 +181,7 @@ def decision_row(  # noqa: PLR0913  # a row's parts
         tokens_are_exact=request.tokens_are_exact,
         blocks={str(size): len(keys) for size, keys in request.keys.items()},
         max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
         priority=request.priority,
         tenant=hides(request.tenant),
         session=hides(request.session),

@@ -281,7 +281,7 @@ class LoadSample(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., at: _Optional[float] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_usage: _Optional[float] = ..., prefix_hits: _Optional[float] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("worker", "request", "at", "prompt_tokens", "keys", "max_tokens", "priority", "predicted_ttft", "reads_cache", "budget", "tenant", "session", "cached_tokens")
+    __slots__ = ("worker", "request", "at", "prompt_tokens", "keys", "max_tokens", "priority", "predicted_ttft", "reads_cache", "budget", "tenant", "session", "cached_tokens", "min_tokens")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class Granted(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     request: str
     at: float
@@ -308,7 +309,8 @@ class Granted(_message.Message):
     tenant: str
     session: str
     cached_tokens: int
-    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., predicted_ttft: _Optional[float] = ..., reads_cache: _Optional[bool] = ..., budget: _Optional[str] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    min_tokens: int
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[str] = ..., at: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., max_tokens: _Optional[int] = ..., priority: _Optional[int] = ..., predicted_ttft: _Optional[float] = ..., reads_cache: _Optional[bool] = ..., budget: _Optional[str] = ..., tenant: _Optional[str] = ..., session: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ...) -> None: ...
 
 class TokensSeen(_message.Message):
     __slots__ = ("worker", "request", "at", "tokens")

@@ -6,6 +6,7 @@ from random import Random
 import msgspec
 import pytest
 from leadsman.budget import Budget
+from leadsman.request import ENDLESS
 from leadsman_bench.conversation import bundled_model, generate
 from leadsman_bench.offers import offers
 from leadsman_bench.scenario import workers
@@ -115,7 +116,7 @@ def price(worker, wait):
     }
 
 
-def refused_row():
+def refused_row(**more):
     values = dict.fromkeys(Row.__struct_fields__)
     decision = {
         "status": 429,
@@ -132,6 +133,7 @@ def refused_row():
         values
         | {"request": "r", "at": 1.0, "kind": "refused", "reason": "would_wait_too_long"}
         | {"model": "m", "prompt_tokens": 2000, "decision": msgspec.json.encode(decision)}
+        | more
     )
 
 
@@ -144,6 +146,23 @@ def test_a_refusal_says_which_bound_and_which_wait_would_have_let_it_in():
     assert "A bound of 9.00 s instead of 6.00 s would have sent it to a:1" in reasons
     assert "so would 3.00 s less ahead" in reasons
     assert "uncertainty" in reasons
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "said"),
+    [
+        (None, None, ""),
+        (0, 9000, ", at most 9,000 of answer"),
+        (50, None, ", at least 50 of answer"),
+        (50, 9000, ", at least 50 of answer, at most 9,000 of answer"),
+        (9000, 9000, ", exactly 9,000 of answer"),
+        (ENDLESS, None, ", an answer until its context is full"),
+    ],
+)
+def test_what_was_known_of_the_answer_is_said(least, most, said):
+    row = refused_row(min_tokens=least, max_tokens=most)
+
+    assert explaining.explained(row, None).asked == f"m, 2,000 prompt tokens{said}"
 
 
 def test_what_the_cache_spares_is_its_tokens_at_the_speed_of_the_price():

@@ -7,7 +7,7 @@ from statistics import fmean, median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman.lengths import MAX_FAMILIES, PRIOR_MEAN, Lengths
+from leadsman.lengths import MAX_FAMILIES, PER_OCTAVE, PRIOR_MEAN, Lengths
 
 answers = st.lists(st.integers(0, 100_000), max_size=60)
 families = st.one_of(st.none(), st.integers(0, 3))
@@ -44,6 +44,37 @@ def test_no_answer_is_expected_beyond_its_cap(lengths, family, generated, cap, d
     left = known.remaining(generated, draw=draw, family=family, max_tokens=cap)
 
     assert 0 <= left <= max(cap - generated, 0)
+
+
+@given(answers, families, st.integers(0, 4_999), st.integers(1, 5_000), st.floats(0.01, 0.99))
+def test_an_answer_that_ends_at_its_cap_alone_has_what_is_left_of_it(
+    lengths, family, generated, cap, draw
+):
+    known = learned(lengths, family, cap)
+
+    left = known.remaining(generated, draw=draw, family=family, max_tokens=cap, min_tokens=cap)
+
+    assert left == max(cap - generated, 0)
+
+
+@given(answers, families, caps, st.integers(1, 100_000), st.floats(0.01, 0.98))
+def test_no_answer_is_expected_to_end_before_it_may(lengths, family, cap, least, draw):
+    known = learned(lengths, family)
+    asked = {"family": family, "max_tokens": cap, "min_tokens": least}
+
+    lower = known.remaining(0, draw=draw, **asked)
+    upper = known.remaining(0, draw=draw + 0.01, **asked)
+
+    assert lower <= upper
+    assert lower * 2 ** (1 / PER_OCTAVE) >= min(least, cap or least)
+
+
+def test_of_who_may_not_end_early_the_longer_ones_are_expected():
+    known = learned(exponential(200, 5000))
+
+    left = fmean(known.remaining(0, draw=(n + 0.5) / 100, min_tokens=300) for n in range(100))
+
+    assert left == pytest.approx(500, rel=0.1)
 
 
 @given(answers, families, caps, st.integers(0, 200_000), st.floats(0.01, 0.98))

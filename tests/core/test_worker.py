@@ -132,6 +132,36 @@ def test_only_answers_that_finished_teach_lengths():
     assert lengths.remaining(0) == before
 
 
+@pytest.mark.parametrize("length", [10, 300, 4000])
+def test_who_waits_for_an_answer_of_commanded_length_waits_as_long_as_it_takes(length):
+    state = worker(GUESS, max_num_seqs=1)
+    state.adopt(
+        Learned(
+            worker=WORKER, fingerprint=state.curves.fingerprint, samples=(), step_weights=WEIGHTS
+        )
+    )
+    alone = state.price(request("r"), 1.0).ttft
+    reserve(state, request("first", max_tokens=length, min_tokens=length), 1.0)
+
+    price = state.price(request("r"), 1.0)
+
+    t0, _, _, t_d, e, _ = WEIGHTS
+    decoding = length * (t0 + t_d + e * (4096 + length / 2))
+    assert price.ttft == pytest.approx(2 * alone + decoding, rel=0.1)
+
+
+def test_an_answer_whose_length_was_commanded_teaches_nothing_of_others():
+    lengths = Lengths()
+    state = worker(lengths=lengths)
+    before = lengths.remaining(0)
+
+    reserve(state, request("r", max_tokens=9000, min_tokens=9000), 1.0)
+    said(state, "r", 2.0)
+    over(state, "r", 3.0, tokens=9000)
+
+    assert lengths.remaining(0) == before
+
+
 def test_a_family_that_says_little_is_expected_to_say_little():
     state = worker()
     for number in range(12):

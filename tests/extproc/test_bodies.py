@@ -395,6 +395,43 @@ def test_limits_are_read_as_leniently_as_engines_read_them(fields, limit):
 
 
 @pytest.mark.parametrize(
+    ("fields", "least", "ignores"),
+    [
+        ({}, 0, False),
+        ({"min_tokens": 7}, 7, False),
+        ({"min_tokens": -7}, 0, False),
+        ({"min_tokens": "many"}, 0, False),
+        ({"ignore_eos": True}, 0, True),
+        ({"ignore_eos": False, "min_tokens": 3}, 3, False),
+        ({"ignore_eos": True, "stop": ["\n"], "min_tokens": 3}, 3, False),
+        ({"ignore_eos": True, "stop_token_ids": [5]}, 0, False),
+    ],
+)
+def test_what_keeps_an_answer_going_is_read_on_every_api_that_has_it(fields, least, ignores):
+    native = {name: value for name, value in fields.items() if name != "min_tokens"}
+    if "min_tokens" in fields:
+        native["min_new_tokens"] = fields["min_tokens"]
+
+    bodies = [
+        priced(CHAT, model="m", messages=USER, **fields),
+        priced(COMPLETION, model="m", prompt="x", **fields),
+        priced(VLLM, token_ids=[1], sampling_params=fields),
+        priced(SGLANG, text="a", sampling_params=native),
+        priced(SGLANG, text=["a", "b"], sampling_params=[native, native]),
+    ]
+
+    assert {(body.min_tokens, body.ignores_eos) for body in bodies} == {(least, ignores)}
+
+
+def test_of_several_answers_the_least_that_holds_for_all_is_read():
+    each = [{"min_new_tokens": 5, "ignore_eos": True}, {"min_new_tokens": 9}]
+
+    body = priced(SGLANG, text=["a", "b"], sampling_params=each)
+
+    assert (body.min_tokens, body.ignores_eos) == (5, False)
+
+
+@pytest.mark.parametrize(
     ("fields", "limit"), [({}, 16), ({"max_tokens": None}, None), ({"max_tokens": 5}, 5)]
 )
 def test_a_completion_without_a_limit_has_the_default_of_its_api(fields, limit):
