@@ -56,6 +56,8 @@ class Run:
                 self.backlog(up)
                 for load in options.loads:
                     self.slice(up, load)
+                if "told" not in options.skip:
+                    self.slice(up, 1.0, told=True)
                 if "around" not in options.skip:
                     self.slice(up, 1.0, around=AROUND)
                 if "faults" not in options.skip and slots == options.slots[0]:
@@ -89,20 +91,27 @@ class Run:
         """
         return self.stretch[slots] * work(rows, self.curves[slots]) / load
 
-    def slice(self, up: Stage, load: float, around: float = 0.0) -> None:
-        """Play a slice of the trace at a load; a share of it goes around Leadsman."""
+    def slice(self, up: Stage, load: float, around: float = 0.0, *, told: bool = False) -> None:
+        """Play a slice of the trace at a load; a share of it goes around Leadsman.
+
+        told: its callers say how long their answers will be.
+        """
         slots, rows = up.engine.slots, self.plans.slice(self.options.requests)
         name = f"{slots} slots, {load:g} ×" + (f", {100 * around:g} % around" if around else "")
-        planned = wanted(f"{slots}-{load:g}-{around:g}", rows, self.span(slots, rows, load))
+        name += ", lengths told" if told else ""
+        span = self.span(slots, rows, load)
+        planned = wanted(f"{slots}-{load:g}-{around:g}-{told:d}", rows, span, told=told)
         through, beside = parted(planned, around, self.options.seed)
         played = up.play(through, beside)
-        figures = measured(played, up.outcomes(), name=name, slots=slots, load=load, around=around)
+        figures = measured(
+            played, up.outcomes(), name=name, slots=slots, load=load, around=around, told=told
+        )
         self.cells.append(figures)
         self.write()
 
     def write(self) -> None:
         """Write what was found so far."""
-        plain = [one for one in self.cells if not one.around]
+        plain = [one for one in self.cells if not (one.around or one.told)]
         figures = {
             "within_relative": pooled(plain, "within_relative"),
             "cache_mismatch": pooled(plain, "cache_mismatch"),
@@ -138,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=2, help="of isolated prompts")
     parser.add_argument("--slots", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--loads", type=float, nargs="*", default=[0.5, 1.0, 1.5])
-    parser.add_argument("--skip", nargs="+", default=[], choices=["around", "faults"])
+    parser.add_argument("--skip", nargs="+", default=[], choices=["told", "around", "faults"])
     parser.add_argument("--seed", type=int, default=1)
     return parser
 

@@ -24,7 +24,8 @@ NEXT: Final = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What came of one play. load: in units of the measured capacity; around: the share of the
-    requests that did not come through Leadsman, and are not counted here.
+    requests that did not come through Leadsman, and are not counted here. told: whether callers
+    said how long their answers would be.
 
     broken: requests without a whole answer that were not refused. covered: the share whose real
     time kept the bound that the prediction gave. apart: the median of what the client waited
@@ -35,6 +36,7 @@ class Measured:
     slots: int
     load: float
     around: float
+    told: bool
     requests: int
     graded: int
     within_relative: float | None
@@ -64,6 +66,7 @@ def measured(
     slots: int,
     load: float,
     around: float,
+    told: bool,
 ) -> Measured:
     """Sum up one play."""
     sent = {one.planned.id: one for one in played}
@@ -84,6 +87,7 @@ def measured(
         slots=slots,
         load=load,
         around=around,
+        told=told,
         requests=len(played),
         graded=len(found),
         within_relative=figures["within_relative"],

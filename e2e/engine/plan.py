@@ -22,7 +22,7 @@ from leadsman_bench.player import Planned
 from leadsman_bench.scenario import BOUNDS, CAPS
 from leadsman_bench.traces import PIECE_TOKENS, TraceRequest, bundled, families, scaled, spread
 
-from engine.vllm import END_TOKEN, NAME
+from engine.vllm import NAME
 
 SHORTENED: Final = 8
 BOUNDED_SHARE: Final = 0.2
@@ -38,14 +38,19 @@ WORDS_APART: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted(Planned):
-    """A request whose answer the engine ends by itself after the row's output tokens."""
+    """A request whose answer has the row's output tokens; told: and its body says so."""
+
+    told: bool = False
 
     def body(self) -> bytes:
-        """Encode it: the end token is forbidden until the answer is long enough, then forced."""
-        wanted: dict[str, Any] = msgspec.json.decode(Planned.body(self))
+        """Encode it: a length that is told is a cap, and that the answer ignores its end."""
+        plain = Planned.body(self)
+        if not self.told:
+            return plain
+        wanted: dict[str, Any] = msgspec.json.decode(plain)
         del wanted["vllm_xargs"]
-        ends = {"min_tokens": self.row.output_tokens - 1, "logit_bias": {str(END_TOKEN): 100}}
-        return msgspec.json.encode(wanted | ends | {"temperature": 0})
+        ends = {"max_tokens": self.row.output_tokens, "ignore_eos": True}
+        return msgspec.json.encode(wanted | ends)
 
 
 @dataclass(slots=True)
@@ -112,8 +117,13 @@ def by_conversation(rows: Sequence[TraceRequest], count: int, rng: Random) -> li
     return [rows[number] for number in sorted(drawn)]
 
 
-def wanted(name: str, rows: Sequence[TraceRequest], seconds: Seconds) -> list[Planned]:
-    """Press rows into so many seconds, and draw what their callers wish."""
+def wanted(
+    name: str, rows: Sequence[TraceRequest], seconds: Seconds, *, told: bool = False
+) -> list[Planned]:
+    """Press rows into so many seconds, and draw what their callers wish.
+
+    told: whether they say how long their answers will be, as benchmarks do.
+    """
     rng = Random(f"{name}/callers")
     first, span = rows[0].at, max(rows[-1].at - rows[0].at, 1e-9)
     return [
@@ -124,6 +134,7 @@ def wanted(name: str, rows: Sequence[TraceRequest], seconds: Seconds) -> list[Pl
             model=NAME,
             max_queue_wait=rng.choice(BOUNDS) if rng.random() < BOUNDED_SHARE else None,
             max_tokens=_cap(row) if rng.random() < CAPPED_SHARE else None,
+            told=told,
         )
         for number, row in enumerate(rows)
     ]

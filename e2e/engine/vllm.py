@@ -4,8 +4,8 @@ Its model folder is a small configuration and DeepSeek's tokenizer; its weights 
 start, and are such that a step takes 7 to some 400 ms. The threads that compute have a core of
 their own where there are two; client, Envoy and Leadsman share the others.
 
-An answer ends by itself: the end token is forbidden for the tokens that it is to have, and forced
-after them, so that nobody but the engine knows its length. KV events go by a relay (`relay.py`).
+An answer ends by itself, so that nobody but the engine knows its length (`forced_end.py`). KV
+events go by a relay (`relay.py`).
 """
 
 import os
@@ -22,7 +22,6 @@ from leadsman_bench.processes import Children, answers, leadsman
 
 HERE: Final = Path(__file__).parent
 NAME: Final = "tiny"
-END_TOKEN: Final = 1
 BUDGET: Final[Tokens] = 512
 MAX_MODEL_LEN: Final[Tokens] = 32768
 BLOCKS: Final = 800
@@ -93,6 +92,7 @@ class Engine:
             *("--max-model-len", str(MAX_MODEL_LEN), "--max-num-batched-tokens", str(BUDGET)),
             *("--max-num-seqs", str(self.slots), "--num-gpu-blocks-override", str(BLOCKS)),
             *("--enable-prompt-tokens-details", "--enforce-eager"),
+            *("--middleware", "engine.forced_end.ForcedEnd"),
             *("--kv-events-config", events),
         ]
 
@@ -109,7 +109,7 @@ class Engine:
         )
 
     def _environment(self) -> Mapping[str, str]:
-        own = {} if self.python is None else {"PYTHONPATH": ""}
+        own = {} if self.python is None else {"PYTHONPATH": str(HERE.parent)}
         return (
             os.environ
             | own

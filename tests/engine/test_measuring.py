@@ -1,3 +1,4 @@
+import asyncio
 import json
 import socket
 import threading
@@ -5,11 +6,13 @@ import threading
 import pytest
 from engine.cells import graded, measured, recovered
 from engine.curve import fit
+from engine.forced_end import END_TOKEN, ForcedEnd
 from engine.plan import Plans, at_once, parted, wanted
 from engine.relay import Relay
 from leadsman_bench.demo_results import Outcome
 from leadsman_bench.player import Played
 from leadsman_bench.processes import free_ports
+from leadsman_extproc.bodies import read_body
 
 
 def outcome(name, *, sent=0.0, predicted=1.0, ttft=1.0, cached=(128, 128), bound=2.0):
@@ -84,7 +87,9 @@ def test_a_play_is_summed_up_from_the_pickers_lines_and_the_clients():
     refused = played(row, status=429, reason="would_wait_too_long")
     told = [outcome("x-0000", predicted=1.2, ttft=1.0, cached=(0, 128), bound=0.9)]
 
-    found = measured([played(row), refused], told, name="c", slots=4, load=1.0, around=0.0)
+    found = measured(
+        [played(row), refused], told, name="c", slots=4, load=1.0, around=0.0, told=False
+    )
 
     assert (found.requests, found.graded, found.broken) == (2, 1, 0)
     assert (found.within_relative, found.cache_mismatch, found.covered) == (0.0, 1.0, 0.0)
@@ -100,12 +105,67 @@ def test_most_rows_of_a_slice_belong_to_conversations_of_several_turns():
     assert 0.5 <= sum(shared) / len(shared) <= 0.6
 
 
+def least_and_most(raw):
+    """What our picker knows of how long an answer will be."""
+    body = read_body("/v1/chat/completions", raw)
+    return body.min_tokens, body.max_tokens, body.ignores_eos
+
+
 def test_the_engine_alone_knows_how_long_an_answer_will_be():
     for one in wanted("name", rows(), seconds=10.0):
-        body = json.loads(one.body())
+        least, most, ignores = least_and_most(one.body())
 
-        assert body["min_tokens"] == one.row.output_tokens - 1
-        assert body.get("max_tokens", 1 << 30) > one.row.output_tokens
+        assert (least, ignores) == (0, False)
+        assert most is None or most > one.row.output_tokens
+
+
+def test_a_length_that_is_told_is_told():
+    for one in wanted("name", rows(), seconds=10.0, told=True):
+        assert least_and_most(one.body()) == (0, one.row.output_tokens, True)
+
+
+def through_the_middleware(raw, pieces=3):
+    """What the application behind it is given, and the length that its headers name."""
+    given = []
+
+    async def app(scope, receive, send):
+        given.append((await receive(), dict(scope["headers"]), await receive()))
+
+    async def play():
+        size = max(1, -(-len(raw) // pieces))
+        parts = [raw[at : at + size] for at in range(0, len(raw), size)] or [b""]
+        messages = [
+            {"type": "http.request", "body": part, "more_body": number < len(parts)}
+            for number, part in enumerate(parts, start=1)
+        ]
+        messages.append({"type": "http.disconnect"})
+
+        async def receive():
+            return messages.pop(0)
+
+        headers = [(b"content-length", b"0"), (b"x", b"y")]
+        await ForcedEnd(app)({"type": "http", "method": "POST", "headers": headers}, receive, None)
+
+    asyncio.run(play())
+    ((whole, headers, after),) = given
+    assert after == {"type": "http.disconnect"}
+    assert headers == {b"content-length": str(len(whole["body"])).encode(), b"x": b"y"}
+    return whole["body"]
+
+
+def test_what_is_told_to_the_simulated_engine_is_forced_on_a_real_one():
+    (one,) = wanted("name", rows()[:1], seconds=10.0)
+
+    body = json.loads(through_the_middleware(one.body()))
+
+    assert body["min_tokens"] == one.row.output_tokens - 1
+    assert body["logit_bias"] == {str(END_TOKEN): 100}
+    assert "vllm_xargs" not in body
+
+
+@pytest.mark.parametrize("raw", [b"", b"no json", b"[1]", b'{"model":"m"}', b'{"vllm_xargs":5}'])
+def test_any_other_body_passes_as_it_is(raw):
+    assert through_the_middleware(raw) == raw
 
 
 def test_slices_share_no_text_with_each_other():

@@ -123,6 +123,22 @@ async def test_a_chat_stream_has_role_tokens_reason_usage_and_end():
         assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
+@pytest.mark.parametrize(
+    ("asked", "least", "most"),
+    [
+        ({"min_tokens": 400, "max_tokens": 500}, 400, 500),
+        ({"min_tokens": 400, "max_tokens": 400}, 400, 400),
+        ({"ignore_eos": True, "max_tokens": 300}, 300, 300),
+    ],
+)
+async def test_an_answer_does_not_end_before_it_may(asked, least, most):
+    async with serving(front=FrontEnd(mean_output=2), speed=1e6) as served:
+        _, answer = await served.post("/v1/completions", {"prompt": [1, 2, 3]} | asked)
+
+        told = answer["usage"]["completion_tokens"]
+        assert least <= told <= most
+
+
 async def test_no_usage_is_streamed_unless_asked_for_or_forced():
     async with serving() as served, serving(front=FrontEnd(force_include_usage=True)) as forced:
         body = chat(stream=True)

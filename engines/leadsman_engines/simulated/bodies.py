@@ -15,8 +15,6 @@ import msgspec
 Api = Literal["chat", "completions", "messages", "responses", "embeddings", "generate"]
 """Messages and responses are read as the chats that they mean, tokens in and out as completions."""
 
-_MOST_BIAS = 100
-
 
 class BadRequestError(ValueError):
     """What the client did wrong, and in which field."""
@@ -46,8 +44,7 @@ class Ask:
     """One HTTP request: prompts (several only for completions) and how to answer.
 
     output_tokens: the true length, where the client sets it (`vllm_xargs.output_tokens`), for a
-        simulated model has none of its own (`custom_params.output_tokens` of an SGLang), or
-        forces it (`min_tokens`, and then the end by its bias).
+        simulated model has none of its own (`custom_params.output_tokens` of an SGLang).
     rank: the scheduler that it is for, where the caller says so.
     """
 
@@ -55,6 +52,7 @@ class Ask:
     prompts: Sequence[Prompt]
     max_tokens: int | None
     output_tokens: int | None
+    min_tokens: int
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -213,7 +211,8 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         api=api,
         prompts=[prompt for prompt in found for _ in range(choices)],
         max_tokens=limit,
-        output_tokens=_number(extra, "output_tokens") or _forced_length(body),
+        output_tokens=_number(extra, "output_tokens"),
+        min_tokens=_number(body, "min_tokens", least=0) or 0,
         stream=stream,
         include_usage=bool(options.get("include_usage")) or api == "messages",
         continuous_usage=bool(options.get("continuous_usage_stats")),
@@ -224,16 +223,6 @@ def read(api: Api, body: Mapping[str, Any], headers: Mapping[str, str]) -> Ask:
         reads_cache=body.get("prompt_logprobs") is None,
         rank=_rank(body, headers),
     )
-
-
-def _forced_length(body: Mapping[str, Any]) -> int | None:
-    """Read a length that the body forces: no end before it, and then a token at the most bias.
-
-    The token that is biased so is taken to end the answer.
-    """
-    bias = body.get("logit_bias") or {}
-    least = _number(body, "min_tokens", least=0)
-    return least + 1 if least is not None and _MOST_BIAS in bias.values() else None
 
 
 def _rank(body: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:

@@ -110,6 +110,7 @@ class Generation:
         length = ask.output_tokens
         if length is None:
             length = 1 + int(self._rng.expovariate(1 / self._front.mean_output))
+            length = max(length, ask.min_tokens)
         if ask.ignore_eos:
             length = ask.max_tokens or self._live.engine.settings.max_model_len
         return Wish(

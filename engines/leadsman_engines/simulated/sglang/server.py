@@ -90,6 +90,7 @@ class SglangServer(ApiServer):
         asked = {
             "prompt": body.get("input_ids") or body.get("text"),
             "max_tokens": sampling.get("max_new_tokens", 128),
+            "min_tokens": sampling.get("min_new_tokens"),
             "ignore_eos": sampling.get("ignore_eos"),
             "custom_params": sampling.get("custom_params"),
             "stream": body.get("stream"),
