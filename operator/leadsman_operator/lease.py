@@ -9,14 +9,15 @@ Only a leader may write. But what it serves goes on until it reads that another 
 (docs/adr/0035-serve-until-another-leads.md): an API server that is slow or away takes no stream
 from the pickers.
 
-A holder that stops gives the Lease back, and the next one need not wait.
+A holder that stops gives the Lease back, and the next one need not wait. One that is killed is
+succeeded `duration + look` after it last renewed at the latest, and the time that the API server
+takes: whoever waits wakes when the Lease that it saw runs out.
 
 Source: Kubernetes coordination.k8s.io/v1 Lease; client-go tools/leaderelection, for its fields.
 """
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _ABSENT: Final = 404
 _CONFLICT: Final = 409
+_SOON: Final[Seconds] = 0.001
 
 
 class LeaseSpec(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -49,12 +51,14 @@ class LeaseSpec(Struct, frozen=True, kw_only=True, rename="camel"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTiming:
     """duration: how long a Lease holds; leading: how long its holder leads without renewing it;
-    renew: how often it is renewed, or looked at.
+    renew: how often it is renewed, or those of seats are looked at; look: how often whoever only
+    waits to lead looks at it.
     """
 
     duration: int = 3
     leading: Seconds = 2.2
     renew: Seconds = 0.6
+    look: Seconds = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class Candidate:
         if lease != self._seen:
             self._seen, self._seen_at = lease, now
         holder = lease.holder_identity
-        is_free = not holder or now - self._seen_at >= (lease.lease_duration_seconds or 0)
+        is_free = not holder or self._lasts(lease, now) <= 0
         return self._claimed(lease, wall) if is_free or holder == self.name else None
 
     def held(self, asked_at: Seconds) -> None:
@@ -95,12 +99,24 @@ class Candidate:
         held = self._held_at
         return 0.0 if held is None else max(0.0, held + self.timing.leading - now)
 
+    def pause(self, now: Seconds) -> Seconds:
+        """Say how long nothing changes but by what others write; then read again."""
+        left = self.left(now)
+        if left > 0:
+            return min(self.timing.renew, left)
+        lasts = self._lasts(self._seen, now) if self._seen else 0.0
+        return min(self.timing.look, max(lasts, _SOON)) if lasts > 0 else self.timing.look
+
     def resign(self, lease: LeaseSpec) -> LeaseSpec | None:
         """Say what to write to give the Lease back; None where it is another's."""
         self._held_at = None
         if lease.holder_identity != self.name:
             return None
         return msgspec.structs.replace(lease, holder_identity="", lease_duration_seconds=1)
+
+    def _lasts(self, seen: LeaseSpec, now: Seconds) -> Seconds:
+        """Say for how much longer another's Lease holds, if it is not renewed."""
+        return (seen.lease_duration_seconds or 0) - (now - self._seen_at)
 
     def _claimed(self, lease: LeaseSpec, wall: str) -> LeaseSpec:
         is_new = lease.holder_identity != self.name
@@ -148,15 +164,10 @@ class Election:
                     leading = None
                 if leading is not None and leading.done():
                     leading.result()
-                await asyncio.sleep(self._pause())
+                await asyncio.sleep(self.candidate.pause(self.clock()))
         finally:
             await _end(leading)
             await self._resign()
-
-    def _pause(self) -> Seconds:
-        pause = self.candidate.timing.renew * random.uniform(0.8, 1.0)
-        left = self.candidate.left(self.clock())
-        return min(pause, left) if left > 0 else pause
 
     async def _attempt(self) -> None:
         asked_at = self.clock()

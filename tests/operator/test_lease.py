@@ -3,6 +3,8 @@ from hypothesis import strategies as st
 from leadsman_operator.lease import Candidate, LeaseSpec, LeaseTiming
 
 TIMING = LeaseTiming(duration=4, leading=2.7, renew=0.8)
+SLACK = 0.002
+"""The shortest pause, and what sums of floats are off."""
 OLD = LeaseSpec(holder_identity="old", lease_duration_seconds=4, renew_time="then")
 
 
@@ -80,6 +82,26 @@ def test_a_lease_that_is_renewed_meanwhile_is_waited_for_anew():
 
     assert candidate.claim(renewed, 106.9, "now") is None
     assert candidate.claim(renewed, 107.0, "now") is not None
+
+
+@given(killed_at=st.floats(0, 20), began=st.floats(0, 20))
+def test_the_lease_of_who_was_killed_is_taken_when_it_was_seen_to_run_out(killed_at, began):
+    both = {name: Candidate(name=name, timing=TIMING) for name in ("killed", "other")}
+    turns, store, now, renewed_at = {"killed": 0.0, "other": began}, Store(), 0.0, 0.0
+
+    while not both["other"].leads(now):
+        name = min(turns, key=turns.get)
+        now = turns[name]
+        if name == "killed" and now > killed_at:
+            del turns[name]
+            continue
+        renewed_at = now if name == "killed" else renewed_at
+        store.attempt(both[name], now, now, now)()
+        turns[name] = now + both[name].pause(now)
+
+    late = max(renewed_at, began) + TIMING.duration
+    assert late <= now + SLACK
+    assert now <= late + TIMING.look + SLACK
 
 
 def test_who_cannot_renew_stops_leading_before_another_may_start():
