@@ -34,7 +34,8 @@ _CHANNEL: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A new leader is found within half a second: gRPC's pause and our own come one after the other.
+    ("grpc.max_reconnect_backoff_ms", 250),
     # gRPC's own 30 s would hold on to the former leaders' addresses while operators are rolled out.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
 )
@@ -48,7 +49,7 @@ class ClientTiming:
 
     linger: Seconds = 0.01
     silence: Seconds = 5.0
-    retry: Seconds = 1.0
+    retry: Seconds = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +98,16 @@ class FleetClient(Replica):
     async def _again_and_again(
         self, attempt: Callable[[FleetStub], Awaitable[None]], stub: FleetStub
     ) -> None:
-        pause = 0.05
+        pause, was_lost = 0.05, False
         while True:
             began = self._clock()
             try:
                 await attempt(stub)
             except (grpc.aio.AioRpcError, TimeoutError) as error:
-                log.warning("fleet stream lost", extra={"error": _words(error)})
+                has_lasted = self._clock() - began > self._timing.retry
+                if has_lasted or not was_lost:
+                    log.warning("fleet stream lost", extra={"error": _words(error)})
+                was_lost = True
             pause = 0.05 if self._clock() - began > self._timing.retry else pause * 2
             await asyncio.sleep(min(pause, self._timing.retry) * random.uniform(0.5, 1.0))
 

@@ -101,6 +101,26 @@ async def test_a_newcomer_hears_what_there_is_and_then_what_happens(stage):
     assert load.running == 1
 
 
+@pytest.mark.looptime
+async def test_a_server_that_is_away_is_asked_again_and_again_and_complained_of_once(caplog):
+    clock, turns = asyncio.get_running_loop().time, []
+    client = FleetClient(Target(address="nobody", replica="one"), print, clock=clock)
+
+    async def attempt(_stub):
+        turns.append(clock())
+        if len(turns) == 10:
+            await asyncio.sleep(60)
+        raise TimeoutError
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(70):
+            await client._again_and_again(attempt, None)
+
+    pauses = [later - earlier for earlier, later in itertools.pairwise(turns)]
+    assert max(sorted(pauses)[:-1]) <= ClientTiming().retry
+    assert [one.message for one in caplog.records] == 2 * ["fleet stream lost"]
+
+
 async def test_a_grant_and_what_becomes_of_it_reach_the_other_replica(stage):
     service = await stage.start()
     service.publish(seen("a"))
