@@ -81,8 +81,10 @@ class Fleets:
         }
 
     def is_settled(self) -> bool:
-        """Whether every endpoint that may take requests has been asked once."""
-        return all(view.is_settled for view in self.views().values())
+        """Whether no less is told of any pool than before: what the leader before knew of it, or
+        else what every endpoint that may take requests has said.
+        """
+        return all(view.is_settled for key, view in self.views().items() if key not in self.past)
 
     async def read_stores(self, views: Mapping[Key, PoolView]) -> Mapping[Key, PoolView]:
         """Read what the engines found share, from now on; gives the views with how that goes.

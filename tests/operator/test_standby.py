@@ -97,6 +97,22 @@ async def test_who_comes_to_lead_begins_with_what_the_leader_knew(engine, tmp_pa
         await after.stop()
 
 
+async def test_who_comes_to_lead_waits_for_no_engine_that_the_leader_did_not_know_either():
+    there = world(pools=[pool(ports=(1,))], pods=[pod("mute", "127.0.0.1")], profiles=[STATED])
+    async with aiohttp.ClientSession() as http:
+        first, next_ = (
+            Fleets(http=http, secret=b"", clock=time.monotonic, timing=QUICK, past=past)
+            for past in ({}, {CHAT: FleetState()})
+        )
+        for fleets in (first, next_):
+            await fleets.become(there)
+
+        assert not first.is_settled()
+        assert next_.is_settled()
+        await first.stop()
+        await next_.stop()
+
+
 async def test_who_led_before_and_heard_of_nobody_begins_with_what_it_knew(tmp_path):
     standby = Standby(peers=f"unix:{tmp_path / 'nobody'}", name="me")
     own = FleetState()
