@@ -7,9 +7,12 @@ from itertools import product
 
 import pytest
 import yaml
+from leadsman_cli.config import PickerConfig
+from leadsman_extproc.settings import Settings
+from leadsman_operator.manifest import read_manifest
 from leadsman_operator.seats import SEATS
 
-from .conftest import ROOT, everything, install, kubeconfig_of
+from .conftest import everything, install, kubeconfig_of
 from .foreign_crds import foreign_crds
 from .helm import CHART, Helm
 
@@ -18,7 +21,9 @@ TOKENIZED = {
     "volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
     "config": {"models": [{"name": "m", "path": "/models/m"}]},
 }
+HELD = {"config": {"budget": {"hold": 3}, "picker": {"importance": {"chat": 10}}}}
 BARE = {"name": "code", "replicas": 1, "config": {"budget": {"max_queue_wait": 30}}}
+STANDALONE = {"gateway": {"kind": "standalone"}}
 VALUES = {
     "defaults": {},
     "a pool": {"pools": [POOL]},
@@ -43,7 +48,7 @@ VALUES = {
         "gateway": {"kind": "envoy-ai-gateway"},
     },
     "agentgateway": {"pools": [POOL], "gateway": {"kind": "agentgateway"}},
-    "standalone": {"pools": [POOL | {"model": "m"}, BARE], "gateway": {"kind": "standalone"}},
+    "standalone": STANDALONE | {"pools": [POOL | {"model": "m"}, BARE]},
     "standalone, guarded": {
         "pools": [POOL],
         "gateway": {"kind": "standalone", "envoy": {"image": "mine/envoy:1"}},
@@ -56,6 +61,17 @@ VALUES = {
         "state": {"backend": "redis", "redis": {"secret": "valkey", "port": 7000}},
         "networkPolicy": {"enabled": True, "egress": True},
     },
+    "watched": {
+        "pools": [POOL],
+        "page": {"enabled": True, "tokenSecret": "watchers"},
+        "serviceMonitor": {"enabled": True},
+    },
+    "traced": {
+        "pools": [POOL],
+        "tracing": {"endpoint": "http://collector.observability:4318"},
+        "networkPolicy": {"enabled": True, "egress": True},
+    },
+    "held": {"pools": [POOL | HELD]},
     "under test": {"pools": [POOL], "pickers": {"conformance": True, "noticeSeconds": 0}},
     "guarded": {
         "pools": [POOL],
@@ -72,8 +88,9 @@ EVERY_KIND = {
     "serviceMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
     "dashboard": {"enabled": True},
-    "page": {"enabled": True, "tokenSecret": "watchers"},
 }
+PAGES = ({}, {"enabled": True}, {"enabled": True, "tokenSecret": "watchers"})
+TRACES = ({}, {"endpoint": "https://collector.example/otlp"})
 TLS = {
     "none": ("auto", "off", "picker-cert"),
     "istio": ("auto", "off", "picker-cert"),
@@ -83,16 +100,20 @@ TLS = {
     "standalone": ("auto",),
 }
 """What each gateway can speak to pickers."""
+UPGRADED = EVERY_KIND | {"pools": [POOL, BARE], "page": PAGES[-1], "tracing": TRACES[-1]}
 
 
 def combinations(namespace):
     """Make the values of each combination of what decides which objects there are."""
     yes_and_no = (True, False)
     states = ({}, {"state": {"backend": "redis", "redis": {"url": "redis://h:1/0"}}})
-    for kind, few, one, state in product(TLS, yes_and_no, yes_and_no, states):
+    for kind, few, one, state, page, traces in product(
+        TLS, yes_and_no, yes_and_no, states, PAGES, TRACES
+    ):
         for tls in TLS[kind]:
             routes = kind not in ("envoy-gateway", "standalone")
             pool = POOL | TOKENIZED | {"model": "m", "replicas": 1 if one else 2}
+            pool |= {} if one else {"config": TOKENIZED["config"] | HELD["config"]}
             pool |= {"route": {"gateway": "front"}} if routes else {}
             pool |= {"routes": ["r", "s"]} if kind == "envoy-gateway" else {}
             values = {
@@ -100,18 +121,10 @@ def combinations(namespace):
                 "namespaces": [namespace] if few else [],
                 "operator": {"replicas": 1 if one else 2},
                 "pickers": {"tls": tls},
+                "page": page,
+                "tracing": traces,
             }
             yield values | state | ({} if one else EVERY_KIND) | {"gateway": {"kind": kind}}
-
-
-def blocks(page):
-    """Give the YAML that a page of the docs shows."""
-    found = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
-    return [yaml.safe_load(one) for one in found]
-
-
-DOCS = ROOT / "docs"
-PAGES = [DOCS / "guide.md", *sorted((DOCS / "gateways").glob("*.md"))]
 
 
 @pytest.fixture
@@ -168,21 +181,6 @@ def would_take(plane, document, namespace):
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
-def test_all_that_a_page_shows_is_taken_and_its_values_make_a_pool_with_pickers(
-    crowded, helm, namespace, page
-):
-    shown = blocks(page)
-    [values] = [one for one in shown if "pools" in one]
-
-    rendered = helm.rendered(values)
-
-    named = {(one["kind"], one["metadata"]["name"]) for one in rendered}
-    assert {("InferencePool", "chat"), ("Service", "r-leadsman-chat")} <= named
-    for document in [*rendered, *(one for one in shown if "kind" in one)]:
-        assert would_take(crowded, document, namespace)
-
-
 def path_of(document, namespace):
     version, plural = document["apiVersion"], document["kind"].lower() + "s"
     plural = re.sub("([^aeiou])ys$", r"\1ies", re.sub("sss$", "sses", plural))
@@ -205,6 +203,11 @@ def path_of(document, namespace):
         ({"picker": {}}, "picker"),
         ({"pools": [{"name": "p" * 40}], "nameOverride": "n" * 40}, "pools[ppp"),
         ({"pools": [BARE | {"routes": ["r"]}]}, "routes"),
+        ({"tracing": {"endpoint": "collector:4318"}}, "endpoint"),
+        *(
+            (STANDALONE | {"pools": [BARE | {"config": {"picker": picker}}]}, "longest_hold")
+            for picker in ({"longest_hold": 4}, {"decision_deadline": 1.5})
+        ),
         *(
             ({"pools": [BARE | {"route": {"gateway": "g"}}], "gateway": {"kind": kind}}, "route")
             for kind in ("envoy-gateway", "standalone")
@@ -231,9 +234,8 @@ def test_values_that_cannot_be_meant_are_refused_by_name(helm, values, field):
 def test_fallbacks_are_named_where_the_gateway_is_known_to_try_them(helm, kind, fallbacks):
     values = {"pools": [POOL], "gateway": {"kind": kind}}
 
-    data = [one.get("data", {}) for one in helm.rendered(values) if one["kind"] == "ConfigMap"]
+    [text] = picker_files(helm.rendered(values))
 
-    [text] = [one["picker.yaml"] for one in data if "picker.yaml" in one]
     assert yaml.safe_load(text)["picker"].get("fallbacks") == fallbacks
 
 
@@ -243,8 +245,8 @@ def test_page_and_metrics_ask_for_the_token_that_is_named(helm):
 
     found = helm.rendered({"pools": [POOL], "page": page} | more)
 
-    [file] = named(found, "ConfigMap", "r-leadsman-chat")
-    config = yaml.safe_load(file["data"]["picker.yaml"])
+    [file] = picker_files(found)
+    config = yaml.safe_load(file)
     assert config["picker"]["page"].endswith(":9091")
     assert config["picker"]["token"] == "/token/token"
     [monitor] = named(found, "ServiceMonitor", "r-leadsman-chat")
@@ -256,6 +258,36 @@ def test_page_and_metrics_ask_for_the_token_that_is_named(helm):
     for policy in (one for one in found if one["kind"] == "NetworkPolicy"):
         ports = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
         assert 9091 in ports
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("http://collector.observability:4318", 4318),
+        ("https://collector.example/otlp:1", 443),
+        ("http://[2001:db8::1]", 80),
+        ("http://[2001:db8::1]:4318", 4318),
+        ("", None),
+    ],
+)
+def test_pickers_are_let_out_to_the_port_that_takes_their_spans(helm, endpoint, port):
+    values = {"networkPolicy": {"enabled": True, "egress": True}, "pools": [POOL]}
+
+    found = helm.rendered(values | {"tracing": {"endpoint": endpoint}})
+
+    [policy] = named(found, "NetworkPolicy", "r-leadsman-chat")
+    open_to_all = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+    spans = [one for [one, *_] in open_to_all if one["port"] != 53]
+    assert spans == ([] if port is None else [{"port": port, "protocol": "TCP"}])
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_a_picker_understands_the_file_that_the_chart_gives_it(helm, values):
+    files = picker_files(helm.rendered(values))
+
+    assert len(files) == len(values.get("pools", []))
+    for file in files:
+        read_manifest(file, PickerConfig)
 
 
 @pytest.mark.parametrize("kind", ["none", "standalone"])
@@ -294,6 +326,17 @@ def test_a_standalone_envoy_stands_beside_a_picker_that_outlives_it(helm):
     assert "tls" not in picker_file
 
 
+def test_a_standalone_envoy_waits_longer_than_its_picker_takes(helm):
+    waits = re.search(r"message_timeout: (\d+)s", (CHART / "files" / "envoy.yaml").read_text())
+    longer = BARE | {"config": {"picker": {"longest_hold": 10}}}
+
+    refused = helm.run("template", "r", str(CHART), values={"pools": [longer]} | STANDALONE)
+
+    assert Settings().decision_deadline + Settings().longest_hold < int(waits[1])
+    assert f"are {Settings().decision_deadline + 10:g} s" in refused.stderr
+    assert f"waits {waits[1]} s" in refused.stderr
+
+
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_a_gateway_finds_the_pickers_of_a_pool_that_the_chart_makes(helm, values):
     rendered = helm.rendered(values)
@@ -326,6 +369,12 @@ def test_the_notes_tell_the_next_step_of_each_pool(helm, values):
     pools = [f"/{pool['name']}" for pool in values.get("pools", [])]
     assert [name for name in pools or ["helm upgrade"] if name not in notes] == []
     assert "%!" not in notes
+
+
+def picker_files(rendered):
+    """Give the file of each pool's pickers."""
+    held = [one.get("data", {}) for one in rendered if one["kind"] == "ConfigMap"]
+    return [data["picker.yaml"] for data in held if "picker.yaml" in data]
 
 
 def named(rendered, kind, name):
@@ -391,7 +440,7 @@ def test_a_release_lives_through_upgrade_and_rollback_and_leaves_nothing(
     installed = everything(crowded) - before
     secret = _secret(crowded, release)
 
-    cluster.does("upgrade", release, str(CHART), *here, values=EVERY_KIND | {"pools": [POOL, BARE]})
+    cluster.does("upgrade", release, str(CHART), *here, values=UPGRADED)
     upgraded = everything(crowded) - before
     kept = _secret(crowded, release)
     cluster.does("rollback", release, "1", *here)

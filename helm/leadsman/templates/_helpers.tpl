@@ -73,6 +73,15 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* Where pickers send their spans, which need not be a pod. */}}
+{{- define "leadsman.egressOfSpans" -}}
+{{- with .Values.tracing.endpoint }}
+{{- $url := urlParse . }}
+{{- $port := regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) }}
+- ports: [{port: {{ default (ternary "443" "80" (eq $url.scheme "https")) $port }}, protocol: TCP}]
+{{- end }}
+{{- end }}
+
 {{/* Replicas spread over nodes, where that can be had. */}}
 {{- define "leadsman.spread" -}}
 - maxSkew: 1
@@ -104,6 +113,16 @@ cannot speak is refused here, since each request would get a 500. */}}
 {{- fail (printf "pickers.tls: %s speaks TLS to pickers, always: set self-signed, or a secret" $kind) }}
 {{- end }}
 {{- $tls }}
+{{- end }}
+
+{{/* Takes the pool's name, and how its pickers serve: a standalone Envoy gives up on a picker that
+takes longer than the message_timeout in files/envoy.yaml. */}}
+{{- define "leadsman.checkPatience" -}}
+{{- $picker := index . 1 }}
+{{- $longest := addf (default 1.0 $picker.decision_deadline) (default 3.5 $picker.longest_hold) }}
+{{- if ge $longest 5.0 }}
+{{- fail (printf "pools[%s].config.picker: decision_deadline + longest_hold are %v s, and a standalone Envoy waits 5 s" (index . 0) $longest) }}
+{{- end }}
 {{- end }}
 
 {{/* Envoy's own limit is 1024 open requests, and 500 for the next one. */}}
