@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 from leadsman_bench.envoy import running_envoy
 
-from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, pool, within
+from .conftest import OURS, PATIENCE, PODS, POOLS, budget, create, within
 from .front import Front
 from .redis_server import needs_redis
 from .release import LABELS, installed
@@ -215,7 +215,15 @@ def test_a_budget_is_edited_live(site):
 
 def test_a_pool_is_deleted_and_created_again(site):
     path = POOLS.format(site.stage.namespace)
+    held = site.stage.get(f"{path}/chat")
     with site.under_load() as traffic:
         site.stage.delete(f"{path}/chat")
         site.goes_on(traffic, lambda one: (one.status, one.reason) == (503, "no_endpoint"))
-        create(site.stage.plane, path, pool("chat", LABELS, site.stage.port))
+        create(site.stage.plane, path, anew(held))
+
+
+def anew(held):
+    """Make the body that creates an object again: the release's own, by labels and annotations."""
+    kept = ("name", "labels", "annotations")
+    about = {key: value for key, value in held["metadata"].items() if key in kept}
+    return {key: value for key, value in held.items() if key != "status"} | {"metadata": about}
