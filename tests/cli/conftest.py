@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from leadsman.budget import Budget
 from leadsman_cli.config import Config
 from leadsman_cli.serve import Plan, serving
 from leadsman_extproc.settings import Settings
@@ -71,10 +72,14 @@ async def engine(answering):
 
 @pytest.fixture
 async def served(engine, request):
-    """Serve that engine, by the TLS that a test asks for, if any; the picker's port when ready."""
-    tls = getattr(request, "param", None)
-    picker = Settings(listen="127.0.0.1:0", drain=0.0, tls=tls)
-    config = Config(endpoints=(EndpointSpec(url=engine.url),), picker=picker)
+    """Serve that engine, by the settings that a test asks for, if any; the picker's port if ready.
+
+    settings: of the picker, but for `budget`.
+    """
+    settings = dict(getattr(request, "param", {}))
+    budget = settings.pop("budget", Budget())
+    picker = Settings(listen="127.0.0.1:0", drain=0.0, **settings)
+    config = Config(endpoints=(EndpointSpec(url=engine.url),), picker=picker, budget=budget)
     async with serving(Plan(config=config, endpoints=(engine,), models=())) as running:
         async with asyncio.timeout(20):
             while running.server.health.status("") != SERVING:  # noqa: ASYNC110  # nobody tells

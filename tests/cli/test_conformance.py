@@ -6,6 +6,7 @@ import re
 import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from leadsman.budget import Budget
 from leadsman_bench.conformance.checks import CHECKS
 from leadsman_bench.conformance.command import main, put_to
 from leadsman_bench.conformance.exchange import BUFFERED, PROCESS
@@ -15,6 +16,11 @@ from leadsman_extproc.http2.server import listening
 
 PICK = "10.0.0.1:8000"
 OTHER = "10.0.0.2:8000"
+ALL_ON = {
+    "budget": Budget(name="held", max_queue_wait=30.0, hold=3.0),
+    "page": "127.0.0.1:0",
+    "tracing": True,
+}
 
 
 def failed(verdicts):
@@ -31,6 +37,7 @@ async def put(port, patience=2.0):
         return await put_to(Target(channel=channel, model="m", patience=patience))
 
 
+@pytest.mark.parametrize("served", [{}, ALL_ON], indirect=True, ids=["plain", "all on"])
 async def test_our_picker_passes_every_check(served):
     verdicts = await put(served, patience=20.0)
 
@@ -39,7 +46,7 @@ async def test_our_picker_passes_every_check(served):
 
 
 @pytest.mark.parametrize(
-    ("served", "trust"), [(None, []), ("self-signed", ["--insecure"])], indirect=["served"]
+    ("served", "trust"), [({}, []), ({"tls": "self-signed"}, ["--insecure"])], indirect=["served"]
 )
 async def test_the_command_says_what_passed(served, trust, capsys, tmp_path):
     out = tmp_path / "verdicts.json"
