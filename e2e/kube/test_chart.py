@@ -12,8 +12,7 @@ from leadsman_extproc.settings import Settings
 from leadsman_operator.manifest import read_manifest
 from leadsman_operator.seats import SEATS
 
-from .conftest import everything, install, kubeconfig_of
-from .foreign_crds import foreign_crds
+from .conftest import everything, kubeconfig_of
 from .helm import CHART, Helm
 
 POOL = {"name": "chat", "create": {"matchLabels": {"app": "vllm"}, "targetPorts": [8000, 8001]}}
@@ -135,14 +134,6 @@ def helm(helm_path, tmp_path):
 @pytest.fixture
 def cluster(helm_path, tmp_path, plane):
     return Helm(helm_path, tmp_path, kubeconfig_of(plane, tmp_path, plane.token))
-
-
-@pytest.fixture(scope="session")
-def crowded(plane):
-    """The API server, where gateways and Prometheus have been too."""
-    for definition in foreign_crds():
-        install(plane, definition)
-    return plane
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
