@@ -77,7 +77,11 @@ class KeyTable:
 
     def find(self, keys: Keys) -> Numbers:
         """Find each key's slot; the one behind the last, whose row is 0, where it has none."""
-        return self._search(keys, self._home(keys))
+        buckets = self._home(keys)
+        slots, absent = self._look(keys, buckets)
+        if absent.size:
+            slots[absent] = self._beyond(keys[absent], buckets[absent])
+        return slots
 
     def rows_at(self, slots: Numbers) -> Numbers:
         """Read the rows of slots that `find` gave."""
@@ -190,17 +194,24 @@ class KeyTable:
         bucket >>= _HALF
         return bucket.view(np.int64)
 
-    def _search(self, keys: Keys, buckets: Numbers) -> Numbers:
+    def _look(self, keys: Keys, buckets: Numbers) -> tuple[Numbers, Numbers]:
+        """Find each key's slot in its bucket, and which keys are not in theirs."""
         equal = (self._keys.take(buckets, axis=0) == keys[:, None]).view(np.uint64)[:, 0]
-        slots = (buckets << 3) + _place(equal)
-        seeking = (equal == 0).nonzero()[0]
-        if seeking.size:
-            at = buckets[seeking]
+        return (buckets << 3) + _place(equal), (equal == 0).nonzero()[0]
+
+    def _beyond(self, keys: Keys, buckets: Numbers) -> Numbers:
+        """Find the slots of keys that are not in these buckets, where somebody passed them by.
+
+        Badly mixed keys only make it slow: as many rounds as there are full buckets in a row.
+        """
+        slots = np.full(keys.size, self._buckets * WIDE)
+        seeking = np.arange(keys.size)
+        while seeking.size:
+            passed = self._passed.take(buckets) != 0
+            seeking, keys, buckets = seeking[passed], keys[passed], self._next(buckets[passed])
+            slots[seeking], absent = self._look(keys, buckets)
+            seeking, keys, buckets = seeking[absent], keys[absent], buckets[absent]
             slots[seeking] = self._buckets * WIDE
-            passed = self._passed.take(at) != 0
-            seeking = seeking[passed]
-            if seeking.size:
-                slots[seeking] = self._search(keys[seeking], self._next(at[passed]))
         return slots
 
     def _next(self, buckets: Numbers) -> Numbers:

@@ -9,6 +9,7 @@ from leadsman.index import CacheIndex
 from leadsman.keys import mix
 from leadsman.records import GPU, Cleared, Removed, Stored, Trust
 from leadsman.single import FEW, SingleKeyTable
+from leadsman.table import KeyTable, batches
 from leadsman.units import WorkerId
 
 A, B = WorkerId("a:1"), WorkerId("b:1")
@@ -422,3 +423,14 @@ def test_keys_of_one_bucket_are_found_whether_they_came_singly_or_together(chang
     index.check()
     assert index.distinct_blocks == len(held)
     assert index.holds(A, crowded).tolist() == [key in held for key in crowded.tolist()]
+
+
+def test_keys_that_all_belong_to_one_bucket_are_found_without_running_out_of_stack():
+    keys = np.random.default_rng(8).permutation(np.arange(1, 12_001, dtype=np.uint64))
+    table = KeyTable()
+    rows = np.concatenate([table.add(part) for part in batches(keys)])
+
+    found, absent = table.rows(keys), table.rows(keys + np.uint64(keys.size))
+
+    assert np.array_equal(found, rows)
+    assert not absent.any()
