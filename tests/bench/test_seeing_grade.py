@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from leadsman.grade import Bounded, Grade, Summary
 from leadsman.records import Outcome
 from leadsman_bench.seeing import grade_command
-from leadsman_bench.seeing.grade import Asked, grade
+from leadsman_bench.seeing.grade import KEPT, Asked, grade
 from leadsman_bench.seeing.made import make
 from leadsman_bench.seeing.records import NoRecordsError, open_records
 from leadsman_extproc.columns import Served
@@ -98,7 +98,7 @@ def written(folder, found):
 
 
 def graded(folder, asked=Asked()):  # noqa: B008  # frozen
-    with open_records([folder], threads=1) as database:
+    with open_records([folder], threads=1, keep=KEPT) as database:
         return grade(database, asked)
 
 

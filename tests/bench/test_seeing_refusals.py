@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from leadsman.hindsight import Timeline, hindsight
-from leadsman_bench.seeing.grade import grade
+from leadsman_bench.seeing.grade import KEPT, grade
 from leadsman_bench.seeing.records import open_records
 from leadsman_bench.seeing.refusals import wilson
 from leadsman_extproc.columns import Decided, Served
@@ -46,7 +46,7 @@ def judged(folder, outcomes, decisions):
     for name, rows in (("outcomes", outcomes), ("decisions", decisions)):
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
         (folder / f"{name}.jsonl").write_bytes(lines)
-    with open_records([folder], threads=1) as database:
+    with open_records([folder], threads=1, keep=KEPT) as database:
         report = grade(database)
     return report.hindsight, report.probed
 

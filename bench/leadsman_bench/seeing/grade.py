@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import log
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from leadsman.grade import Cell
 from leadsman.units import Seconds, Tokens
 
+from leadsman_bench.seeing.records import Kept
 from leadsman_bench.seeing.refusals import Judged, judge_refusals
 
 if TYPE_CHECKING:
@@ -32,6 +34,28 @@ EVERYONE: Final = (1 << len(KINDS)) - 1
 CELLS: Final = (Cell.IN_TIME, Cell.UNDERPREDICTED, Cell.FALSE_ALARM, Cell.LATE)
 SIZES: Final = ("< 1K", "1K - 4K", "4K - 16K", "16K - 64K", "64K - 256K", "> 256K")
 AGES: Final = ("< 0.1 s", "0.1 - 1 s", "1 - 5 s", "5 - 30 s", "> 30 s", "unknown")
+
+KEPT: Final[Mapping[str, Kept]] = MappingProxyType(
+    {
+        "outcomes": Kept(
+            (
+                "request", "time", "sent_at", "ended_at", "weight", "set_aside",
+                "worker", "model", "curve", "trust", "state_age", "block_size",
+                "allowed_queue_wait", "allowed_ttft", "queue_wait_bound", "ttft_bound",
+                "predicted_queue_wait", "predicted_ttft", "ttft", "queued_requests",
+                "prompt_tokens", "held", "predicted_cached", "cached_tokens",
+            )
+        ),
+        "decisions": Kept(
+            (
+                "request", "time", "kind", "model", "reason",
+                "allowed_queue_wait", "allowed_ttft", "decision",
+            ),
+            "kind = 'refused'",
+        ),
+    }
+)  # fmt: skip
+"""What is read here and of refusals (`refusals`), several times over."""
 
 _PRICED: Final = """
 CREATE OR REPLACE TEMP VIEW priced AS
@@ -255,7 +279,7 @@ EVERYTHING: Final = Asked()
 
 
 def grade(database: "DuckDBPyConnection", asked: Asked = EVERYTHING) -> Report:
-    """Grade what was recorded."""
+    """Grade what was recorded; of lines, `KEPT` is all that the records must have kept."""
     _restrict(database, asked)
     [ended] = database.execute(_ENDED).fetchall()
     requests, unanswered, set_aside, first, last, rows = ended

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 
 from leadsman_bench.seeing import tables
-from leadsman_bench.seeing.grade import Asked, grade
+from leadsman_bench.seeing.grade import KEPT, Asked, grade
 from leadsman_bench.seeing.records import NoRecordsError, open_records
 
 WIDTH = 100
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     last = None if arguments.last is None else arguments.last * 3600.0
     asked = Asked(model=arguments.model, last=last, worst=arguments.worst)
     try:
-        with open_records(arguments.folders, threads=arguments.threads) as database:
+        with open_records(arguments.folders, threads=arguments.threads, keep=KEPT) as database:
             report = grade(database, asked)
     except NoRecordsError as error:
         print(f"leadsman grade: {error}", file=sys.stderr)

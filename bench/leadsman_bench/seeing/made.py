@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from leadsman_extproc.journal import Form
+
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
@@ -56,8 +58,8 @@ EACH: Final = 2_000_000
 ONE_IN: Final = 12
 
 
-def make(folder: Path, rows: int) -> None:
-    """Write so many records, the refused ones among them, as Parquet of two millions a file."""
+def make(folder: Path, rows: int, form: Form = "parquet") -> None:
+    """Write so many records, the refused ones among them, two millions a file."""
     import duckdb
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,14 +70,15 @@ def make(folder: Path, rows: int) -> None:
         for first in range(0, served, EACH):
             numbers = {"first": first, "last": min(first + EACH, served), "rows": served}
             numbers |= {"workers": WORKERS, "models": MODELS, "hours": HOURS}
-            _write(database, _OUTCOMES, folder / f"outcomes-{first:012d}.parquet", numbers)
+            _write(database, _OUTCOMES, folder / f"outcomes-{first:012d}.{form}", numbers)
         numbers = {"refused": refused, "models": MODELS, "hours": HOURS}
         numbers |= {"workers": WORKERS, "asked": ASKED}
-        _write(database, _REFUSED, folder / "decisions-0.parquet", numbers)
+        _write(database, _REFUSED, folder / f"decisions-0.{form}", numbers)
 
 
 def _write(
     database: "DuckDBPyConnection", query: str, path: Path, numbers: Mapping[str, int]
 ) -> None:
     told = {"path": str(path), **numbers}
-    database.execute(f"COPY ({query}) TO $path (FORMAT parquet, COMPRESSION zstd)", told)
+    form = "parquet, COMPRESSION zstd" if path.suffix == ".parquet" else "json"
+    database.execute(f"COPY ({query}) TO $path (FORMAT {form})", told)
