@@ -99,6 +99,7 @@ class ServerClock:
         for _ in range(_TRIES):
             asked = self.clock()
             seconds, micros = await redis.time()
+            heed_cancellation()
             answered = self.clock()
             found.append((answered - asked, seconds + micros / 1e6 - (asked + answered) / 2))
         self.offset = min(found)[1]

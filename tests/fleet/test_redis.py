@@ -1,6 +1,7 @@
 """The same records through a real Redis: its loss, its return, and readers that were away."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 
@@ -132,6 +133,22 @@ async def until(is_so):
     async with asyncio.timeout(PATIENCE):
         while not is_so():  # noqa: ASYNC110  # it tells nobody when it is
             await asyncio.sleep(0.01)
+
+
+async def test_a_question_ends_also_where_the_client_swallows_its_cancellation():
+    class Swallowing:
+        async def time(self):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return 0, 0
+
+    asking = asyncio.create_task(ServerClock().measure(Swallowing()))
+    await asyncio.sleep(0)
+
+    asking.cancel()
+    await asyncio.wait([asking], timeout=PATIENCE)
+
+    assert asking.cancelled()
 
 
 async def test_what_one_says_reaches_all_others_and_not_itself(server):
