@@ -38,7 +38,7 @@ class BlockNames:
     def note(self, names: Sequence[EngineHash], keys: Keys) -> None:
         """Remember what each name stands for. keys: shape (names,)."""
         for name, key in zip(names, keys.tolist(), strict=True):
-            self._keep(_last_64(name), key)
+            self._keep(last_64(name), key)
 
     def get(self, name: int) -> BlockKey | None:
         """Say what a name stands for. name: the last 64 bits of an engine's hash."""
@@ -53,5 +53,6 @@ class BlockNames:
             self._young, self._old = {}, self._young
 
 
-def _last_64(name: EngineHash) -> int:
+def last_64(name: EngineHash) -> int:
+    """Say how events and stores name alike what an engine named."""
     return int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name & _LAST_64

@@ -14,7 +14,7 @@ from leadsman_engines.block_names import BlockNames
 from leadsman_engines.profile import EMPTY_PROFILE, EngineProfile
 
 Publish: TypeAlias = Callable[[Record], None]
-Names: TypeAlias = defaultdict[str, BlockNames]
+Names: TypeAlias = Mapping[str, BlockNames]
 Before: TypeAlias = Callable[[str], "Mapping[WorkerId, Past]"]
 """Gives, once, what the log knows of the workers at an address."""
 

@@ -161,7 +161,7 @@ class Fleets:
             secret=self.secret,
             timing=self.timing,
             before=self._before_of(key),
-            names=self._names[key],
+            names=self._names_of(key),
         )
 
     def _teaching(self, outlet: Outlet) -> Publish:
@@ -179,6 +179,9 @@ class Fleets:
                     outlet.publish(lesson)
 
         return publish
+
+    def _names_of(self, key: Key) -> Names:
+        return self._names[key]
 
     def _service(self, pool: str) -> FleetService:
         return FleetService(FleetLog(epoch=uuid.uuid4().hex), pool=pool, clock=self.clock)

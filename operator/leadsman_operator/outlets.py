@@ -10,6 +10,7 @@ from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Found
 from leadsman_operator.endpoint import Endpoint
+from leadsman_operator.shared_names import SharedNames
 
 
 class Outlet(Protocol):
@@ -45,6 +46,12 @@ class SharedOutlet(Outlet, Protocol):
 
     async def told(self) -> Mapping[tuple[str, str | None], Found]:
         """Give what all replicas found, by URL and pod."""
+
+    async def tell_names(self, names: SharedNames) -> None:
+        """Let whoever reads stores know how engines name their blocks."""
+
+    async def hear_names(self, names: SharedNames) -> None:
+        """Take in what all replicas told so."""
 
     async def retain(self, addresses: Collection[str]) -> None:
         """Say that workers are gone which are nowhere any more, and nobody's."""

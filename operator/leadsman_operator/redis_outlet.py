@@ -30,6 +30,7 @@ from leadsman_operator.collectors import Found
 from leadsman_operator.endpoint import Endpoint
 from leadsman_operator.pasts import address_of
 from leadsman_operator.seats import SEATS
+from leadsman_operator.shared_names import NamesStream, SharedNames
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class RedisOutlet:
         self._timing = timing
         self._publisher = RedisPublisher(redis_log, timing=timing)
         self._keeper = RedisKeeper(redis_log, timing=timing)
+        self._names = NamesStream(redis_log.redis, redis_log.names["names"])
         self._publishing = asyncio.create_task(self._publisher.run(), name="publish")
         self._keeping: asyncio.Task[None] | None = None
         self._declared: Declared | None = None
@@ -127,6 +129,20 @@ class RedisOutlet:
                 (one.url, one.pod): Found(workers=one.workers, problem=one.problem) for one in said
             }
         return found
+
+    async def tell_names(self, names: SharedNames) -> None:
+        """See `SharedOutlet`."""
+        try:
+            await self._names.tell(names)
+        except _FAILED as error:
+            log.warning("names not told", extra={"error": str(error) or repr(error)})
+
+    async def hear_names(self, names: SharedNames) -> None:
+        """See `SharedOutlet`."""
+        try:
+            await self._names.hear(names)
+        except _FAILED as error:
+            log.warning("names not read", extra={"error": str(error) or repr(error)})
 
     async def retain(self, addresses: Collection[str]) -> None:
         """See `SharedOutlet`."""

@@ -6,6 +6,7 @@ what its caches held (`succession.py`).
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,13 +14,15 @@ from leadsman.units import WorkerId
 from leadsman_fleet.state import FleetState
 
 from leadsman_operator.collectors import Collectors, Found
-from leadsman_operator.endpoint import Before, Endpoint, Past
+from leadsman_operator.endpoint import Before, Endpoint, Names, Past
 from leadsman_operator.fleets import Fleets, planned
 from leadsman_operator.objects import InferencePool, Key
 from leadsman_operator.outlets import Outlet, SharedOutlet
 from leadsman_operator.pasts import Pasts
 from leadsman_operator.precedence import declared
 from leadsman_operator.seats import Shares
+from leadsman_operator.shared_names import SharedNames, new_shared_names
+from leadsman_operator.stores import stores_of
 from leadsman_operator.views import PoolView
 from leadsman_operator.world import World
 
@@ -33,6 +36,9 @@ class SharedFleets(Fleets):
     open_log: Callable[[str], SharedOutlet]
     shares: Shares = field(default_factory=Shares)
     _logs: dict[Key, SharedOutlet] = field(default_factory=dict)
+    _shared_names: defaultdict[Key, SharedNames] = field(
+        default_factory=lambda: defaultdict(new_shared_names)
+    )
     _before: dict[Key, Pasts] = field(default_factory=dict)
 
     @property
@@ -53,6 +59,7 @@ class SharedFleets(Fleets):
         if self.shares.mine is not None:
             for key, view in self.views().items():
                 await self._logs[key].tell(self.shares.mine, view.found)
+                await self._logs[key].tell_names(self._shared_names[key])
 
     async def whole_views(self) -> Mapping[Key, PoolView]:
         """Say what has become of each pool, by what all replicas found."""
@@ -62,6 +69,9 @@ class SharedFleets(Fleets):
         """See `Fleets`; only while this replica leads."""
         if not self.leads:
             return views
+        for key, view in views.items():
+            if any(store.mooncake for store in stores_of(view)):
+                await self._logs[key].hear_names(self._shared_names[key])
         views = await Fleets.read_stores(self, views)
         if not self.leads:
             await self._stop_stores()
@@ -94,6 +104,9 @@ class SharedFleets(Fleets):
         if key not in self._logs:
             self._logs[key] = self.open_log(str(key))
         return self._logs[key]
+
+    def _names_of(self, key: Key) -> Names:
+        return self._shared_names[key]
 
     def _is_ours(self, key: Key, endpoint: Endpoint) -> bool:
         return self.shares.owns(f"{key} {endpoint.address}")

@@ -5,10 +5,14 @@ golden/vllm_mooncake.json holds what vLLM 0.33's own functions make of three pro
 The second prompt begins as the first; the third has the salt "acme".
 """
 
+import asyncio
 import json
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import zmq.asyncio
 from aiohttp import web
 from leadsman_engines.kv_events import BlockStored
 
@@ -54,3 +58,32 @@ class Master:
         app.router.add_get("/get_all_keys", self.list)
         app.router.add_get("/role", self.say_role)
         return app
+
+
+@contextmanager
+def publishing(engine, prompt):
+    """Publish, over and over, that the engine stored a prompt and then lost all that it had."""
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": prompt["event"],
+        "parent_block_hash": None,
+        "token_ids": prompt["tokens"],
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+    }
+    payload = msgspec.msgpack.encode([1.0, [stored, {"type": "AllBlocksCleared"}], 0])
+    publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
+    engine.events = f"tcp://*:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
+
+    async def publish():
+        for sequence in range(1_000_000):
+            await publisher.send_multipart([b"", sequence.to_bytes(8), payload])
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(publish())
+    try:
+        yield
+    finally:
+        task.cancel()
+        publisher.close(linger=0)

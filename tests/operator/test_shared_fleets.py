@@ -18,6 +18,7 @@ from leadsman_operator.seats import Shares
 from leadsman_operator.shared_fleets import SharedFleets
 
 from ..engines.coordinator import GOLDEN, Coordinator  # noqa: TID252  # tests are no package
+from ..engines.mooncake import PROMPTS, SIZE, Master, objects, publishing  # noqa: TID252
 from .objects import budget, pod, pool, profile, world
 from .test_collector import PATIENCE, QUICK, ScriptedEngine
 
@@ -251,6 +252,27 @@ async def test_who_leads_reads_what_engines_share_and_its_heir_tells_it_once_mor
 
     assert first.all == set()
     assert (len(before), len(store_of(stage.state))) == (14, 12)
+
+
+async def test_who_reads_a_mooncake_knows_blocks_that_only_others_were_told_of(stage):
+    told = PROMPTS[0]
+    server = await stage.stack.enter_async_context(TestServer(Master(objects(told)).app()))
+    stage.shared = {"mooncake": str(server.make_url("/")), "storedAs": "llama-8b"}
+    stage.engine.block_size = SIZE
+    await stage.one.make_way(FIRST)
+    with publishing(stage.engine, told):
+        await stage.one.become(stage.world(pod("a", "127.0.0.1")))
+        await stage.until(lambda: len(stage.one._shared_names[CHAT]["m"]) == 6)
+    await stage.one.tell()
+    stage.engine.is_reachable = False
+
+    await stage.two.become(stage.world(pod("a", "127.0.0.1")))
+    stage.two.shares = SECOND
+    await stage.two._logs[CHAT].lead(leads=True)
+    await stage.two.read_stores(await stage.two.whole_views())
+    await stage.until(lambda: store_of(stage.state))
+
+    assert len(set(store_of(stage.state))) == 6
 
 
 def store_of(state):

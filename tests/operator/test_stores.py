@@ -2,14 +2,11 @@
 
 import asyncio
 import time
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import aiohttp
-import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 from aiohttp.test_utils import TestServer
 from leadsman.records import StoreSeen, WorkerSeen
 from leadsman_engines.profile import SharedStore
@@ -21,7 +18,7 @@ from leadsman_operator.objects import Key
 from leadsman_operator.status import profile_status
 
 from ..engines.coordinator import GOLDEN, Coordinator  # noqa: TID252  # tests are no package
-from ..engines.mooncake import PROMPTS, SIZE, Master, objects  # noqa: TID252
+from ..engines.mooncake import PROMPTS, SIZE, Master, objects, publishing  # noqa: TID252
 from .objects import pod, pool, profile, world
 from .test_collector import PATIENCE, QUICK, ScriptedEngine
 
@@ -120,35 +117,6 @@ async def test_a_coordinator_that_does_not_answer_is_named_in_the_status(stage, 
     assert (condition.status, condition.reason) == ("False", "DirectoryUnreadable")
     assert stage.url in condition.message
     assert "503" in condition.message
-
-
-@contextmanager
-def publishing(engine, prompt):
-    """Publish, over and over, that the engine stored a prompt and then lost all that it had."""
-    stored = {
-        "type": "BlockStored",
-        "block_hashes": prompt["event"],
-        "parent_block_hash": None,
-        "token_ids": prompt["tokens"],
-        "block_size": SIZE,
-        "lora_id": None,
-        "medium": "GPU",
-    }
-    payload = msgspec.msgpack.encode([1.0, [stored, {"type": "AllBlocksCleared"}], 0])
-    publisher = zmq.asyncio.Context.instance().socket(zmq.PUB)
-    engine.events = f"tcp://*:{publisher.bind_to_random_port('tcp://127.0.0.1')}"
-
-    async def publish():
-        for sequence in range(1_000_000):
-            await publisher.send_multipart([b"", sequence.to_bytes(8), payload])
-            await asyncio.sleep(0.01)
-
-    task = asyncio.create_task(publish())
-    try:
-        yield
-    finally:
-        task.cancel()
-        publisher.close(linger=0)
 
 
 async def test_what_pods_keep_in_a_mooncake_is_known_by_what_their_events_named(monkeypatch):
