@@ -18,8 +18,9 @@ from leadsman.budget import Budget
 from leadsman.engine import EngineSettings
 from leadsman.fleet import Fleet
 from leadsman.records import Record, WorkerGone, WorkerSeen
-from leadsman.units import Tokens, WorkerId
+from leadsman.units import WorkerId
 from leadsman_extproc.body import NotForUs
+from leadsman_extproc.grants import Grant
 from leadsman_extproc.ports import Arrival
 from leadsman_extproc.serve import Service
 from leadsman_extproc.settings import Settings
@@ -94,8 +95,8 @@ class _Opaque:
     def read(self, _arrival: Arrival) -> NotForUs:
         return NotForUs(why="nothing is known of the workers")
 
-    def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:
-        del model, size, prompt_tokens
+    def learn(self, grant: Grant) -> None:
+        del grant
 
     def doubt(self, model: str) -> None:
         del model

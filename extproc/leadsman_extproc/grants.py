@@ -18,6 +18,8 @@ from leadsman.records import Ended, Granted, Outcome, Record, TokensSeen
 from leadsman.request import Request
 from leadsman.units import Keys, RequestId, Seconds, Tokens, WorkerId
 
+from leadsman_extproc.guesses import NOTHING, Guess
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -33,20 +35,24 @@ NO_USAGE = Usage()
 
 @dataclass(slots=True, kw_only=True)
 class Grant:
-    """One request that went on to `worker` at `sent_at`, and what has been seen of it since."""
+    """One request that went on to `worker` at `sent_at`, and what has been seen of it since.
+
+    guess: what its tokens are estimated from. response: how a next one names this answer.
+    """
 
     request: Request
     admitted: Admitted
     worker: WorkerId
     endpoint: str
     sent_at: Seconds
-    text_size: int = 0
+    guess: Guess = NOTHING
     first_token_at: Seconds | None = None
     tokens: Tokens = 0
     ended_at: Seconds | None = None
     outcome: Outcome | None = None
     usage: Usage = NO_USAGE
     engine_said: str | None = None
+    response: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -83,7 +89,7 @@ class Grants:
         return self._by_id.get(RequestId(request))
 
     def open(
-        self, request: Request, admitted: Admitted, now: Seconds, *, text_size: int = 0
+        self, request: Request, admitted: Admitted, now: Seconds, *, guess: Guess = NOTHING
     ) -> Grant:
         """Open the grant of a request that was decided; the decision has reserved its work."""
         assert request.id not in self._by_id, f"{request.id} is in flight already"
@@ -93,7 +99,7 @@ class Grants:
             worker=admitted.worker,
             endpoint=admitted.endpoint,
             sent_at=now,
-            text_size=text_size,
+            guess=guess,
         )
         self._by_id[request.id] = grant
         self.in_flight[grant.worker] += 1

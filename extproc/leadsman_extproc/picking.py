@@ -31,6 +31,7 @@ from leadsman_extproc.bodies import api_of
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.current import REQUEST
 from leadsman_extproc.grants import Grants, granted
+from leadsman_extproc.guesses import NOTHING, Guess
 from leadsman_extproc.metrics import Counts
 from leadsman_extproc.ports import (
     Arrival,
@@ -199,7 +200,7 @@ class Picking:
         self._keep(request, decision, arrival)
         match decision:
             case Admitted():
-                return self._send(request, decision, arrival, read.text_size)
+                return self._send(request, decision, arrival, read.guess)
             case Refused():
                 return self._refuse(decision, read.api)
             case other:
@@ -226,11 +227,11 @@ class Picking:
         return budget
 
     def _send(
-        self, request: Request, admitted: Admitted, arrival: Arrival, text_size: int = 0
+        self, request: Request, admitted: Admitted, arrival: Arrival, guess: Guess = NOTHING
     ) -> SendOn:
         self.counts.admitted(request, admitted)
         now = self.clock()
-        grant = self.grants.open(request, admitted, now, text_size=text_size)
+        grant = self.grants.open(request, admitted, now, guess=guess)
         worker = self.workers.of(admitted.worker)
         self.report(granted(grant, worker.settings.block_size if worker else None, now))
         headers = self._headers(arrival, worker, grant.endpoint)

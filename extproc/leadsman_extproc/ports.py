@@ -19,6 +19,7 @@ from leadsman.units import RequestId, Seconds, Tokens, WorkerId
 
 from leadsman_extproc.body import Api, BadRequest, NotForUs
 from leadsman_extproc.grants import Grant
+from leadsman_extproc.guesses import NOTHING, Guess
 
 BudgetFor: TypeAlias = Callable[[Request, Mapping[str, str]], Budget]
 """Says which budget a request falls under, by itself and its headers."""
@@ -141,13 +142,12 @@ class TokensBy(StrEnum):
 class ReadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that can be priced, and whose API's words its refusal needs.
 
-    text_size: bytes of the body of which its tokens are made, to learn from; 0 where some are no
-    text.
+    guess: what its tokens are estimated from, to learn from.
     """
 
     request: Request
     api: Api
-    text_size: int = 0
+    guess: Guess = NOTHING
     tokens_by: TokensBy = TokensBy.ESTIMATE
 
 
@@ -161,8 +161,8 @@ class Reads(Protocol):
         """Read one request: at once, unless it has to wait, as for an engine's tokenizer."""
         ...
 
-    def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:
-        """Learn from an answer's usage what an estimated body of `size` bytes really was."""
+    def learn(self, grant: Grant) -> None:
+        """Learn from what an answer reported what the request's tokens really were."""
         ...
 
     def doubt(self, model: str) -> None:

@@ -2,8 +2,8 @@
 
 The question: what will this request be to an engine. Three ways, best first: the model's own
 tokenizer and template (exact, as long as engines give the same: see `parity`); the engine's
-`/tokenize` (exact, but a round trip); an estimate, from the bytes that a token of this model has
-taken lately, which says that it is one and carries no keys. A prompt with images, one that the
+`/tokenize` (exact, but a round trip); an estimate, from what answers of this model have reported
+(`guesses`), which says that it is one and carries no keys. A prompt with images, one that the
 engine truncates, or one whose history the engine alone has, is estimated too: the tokens that it
 becomes are known to the engine alone. But what stands before the first image is certain, and keyed.
 
@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 from leadsman.keys import namespace_seed
@@ -31,6 +31,8 @@ from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import BadRequest, Body, NotForUs, ResponsesPrompt
 from leadsman_extproc.body_memory import BodyMemory
 from leadsman_extproc.chat import media_bytes
+from leadsman_extproc.grants import Grant
+from leadsman_extproc.guesses import NOTHING, Guess, Guesses
 from leadsman_extproc.models import ServedModel
 from leadsman_extproc.own_tokens import OwnTokens, conversation, wraps
 from leadsman_extproc.parity import LARGEST, Parity, Sample
@@ -38,12 +40,6 @@ from leadsman_extproc.ports import Arrival, Read, ReadRequest, TokensBy
 from leadsman_extproc.prompts import Prompt
 from leadsman_extproc.shapes import Pending
 from leadsman_extproc.wishes import HeaderNames, read_wishes
-
-FIRST_BYTES_PER_TOKEN: Final = 4.0
-_TOKENS_PER_MEDIUM: Final = 1000
-"""A picture of a megapixel takes some 1,000 to 1,300 in Qwen-VL's and Llama's families."""
-_WEIGHT: Final = 0.05
-"""How much one answer's usage moves the estimate of bytes a token."""
 
 
 class Tokenize(Protocol):
@@ -76,7 +72,7 @@ class Reader:
     parity: Parity | None = None
     importance: Callable[[str], int] = _alike
     own: OwnTokens = field(init=False)
-    _bytes_per_token: dict[str, float] = field(default_factory=dict)
+    guesses: Guesses = field(default_factory=Guesses)
     _bodies: BodyMemory = field(default_factory=BodyMemory)
 
     def __post_init__(self) -> None:
@@ -155,17 +151,22 @@ class Reader:
         if self.parity is not None:
             self.parity.doubt(model)
 
-    def learn(self, model: str, size: int, prompt_tokens: Tokens) -> None:
-        """Take from an answer's usage how many bytes of body a token of this model takes."""
-        if prompt_tokens > 0 and size > 0:
-            before = self._bytes_per_token.get(model, FIRST_BYTES_PER_TOKEN)
-            step = _WEIGHT * (size / prompt_tokens - before)
-            self._bytes_per_token[model] = before + step
+    def learn(self, grant: Grant) -> None:
+        """Take from what an answer reported what guesses should have been, and will be."""
+        usage = grant.usage
+        if usage.prompt_tokens is None:
+            return
+        if not grant.request.tokens_are_exact:
+            self.guesses.learn(grant.request.model, grant.guess, usage.prompt_tokens)
+        if grant.response is not None:
+            taken = usage.prompt_tokens + (usage.completion_tokens or 0)
+            self.guesses.remember(grant.response, taken)
 
     def _request(self, pending: Pending, prompts: Sequence[Prompt]) -> ReadRequest:
         body, wishes, arrival = pending.body, pending.wishes, pending.arrival
-        tokens = sum(map(len, prompts)) or self._estimate(pending)
-        tokens += pending.parts.media * _TOKENS_PER_MEDIUM
+        counted = sum(map(len, prompts))
+        tokens = counted or self._estimate(pending)
+        tokens += self.guesses.media(pending.model, pending.parts.media)
         exact = bool(prompts) and not pending.parts.media
         certain = max(prompts, key=len, default=None)
         if not exact and certain is not None:
@@ -194,19 +195,21 @@ class Reader:
             endpoints=arrival.subset,
         )
         known = _known_by(pending, prompts, is_cut=tokens == body.truncates and not exact)
-        size = body.size if known is TokensBy.ESTIMATE else 0
-        return ReadRequest(request=request, api=body.api, text_size=size, tokens_by=known)
+        guess = _guess(known, pending, counted)
+        return ReadRequest(request=request, api=body.api, guess=guess, tokens_by=known)
 
     def _keys(self, pending: Pending, prompt: Prompt) -> Mapping[Tokens, Keys]:
         seed = _seed(self.secret, pending.model, pending.adapter, pending.body.cache_salt)
         return {size: prompt.keys(size, seed) for size in self.block_sizes(pending.model)}
 
     def _estimate(self, pending: Pending) -> Tokens:
-        ratio = self._bytes_per_token.get(pending.model, FIRST_BYTES_PER_TOKEN)
-        size = pending.body.size
+        size, prompt = pending.body.size, pending.body.prompt
         if pending.parts.media:
-            size -= media_bytes(conversation(pending.body.prompt))
-        return max(1, round(size / ratio))
+            size -= media_bytes(conversation(prompt))
+        tokens = self.guesses.text(pending.model, size)
+        if isinstance(prompt, ResponsesPrompt) and prompt.goes_on:
+            tokens += self.guesses.before(prompt.fields.get("previous_response_id"))
+        return tokens
 
 
 def _least(body: Body) -> Tokens:
@@ -214,6 +217,14 @@ def _least(body: Body) -> Tokens:
     if body.ignores_eos:
         return ENDLESS if body.max_tokens is None else body.max_tokens
     return body.min_tokens
+
+
+def _guess(known: TokensBy, pending: Pending, counted: Tokens) -> Guess:
+    if known is TokensBy.ESTIMATE:
+        return Guess(text_size=pending.body.size)
+    if known is TokensBy.MEDIA and counted:
+        return Guess(media=pending.parts.media, text_tokens=counted)
+    return NOTHING
 
 
 def _known_by(pending: Pending, prompts: Sequence[Prompt], *, is_cut: bool) -> TokensBy:

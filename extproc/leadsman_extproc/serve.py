@@ -113,7 +113,6 @@ class Service:
         if self.traces is not None:
             self.traces.ended(grant)
         request, prompt_tokens = grant.request, grant.usage.prompt_tokens
-        if prompt_tokens and not request.tokens_are_exact:
-            self.reads.learn(request.model, grant.text_size, prompt_tokens)
-        elif prompt_tokens and prompt_tokens != request.prompt_tokens:
+        self.reads.learn(grant)
+        if request.tokens_are_exact and prompt_tokens and prompt_tokens != request.prompt_tokens:
             self.reads.doubt(request.model)

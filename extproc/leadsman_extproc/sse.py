@@ -18,6 +18,7 @@ managers/tokenizer_manager.py, whose own API tells an abort as the reason of the
 """
 
 import json
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -36,6 +37,8 @@ from leadsman_extproc.told import (
 
 TAIL: Final = 65536
 """Bytes kept of an answer that is no stream: its usage stands at its end."""
+HEAD: Final = 256
+"""Bytes kept of its beginning, where a response says its name."""
 
 _REFUSING: Final = frozenset(
     {429, 503, 529, "429", "503", "529"}
@@ -50,6 +53,8 @@ _JSON: Final = json.JSONDecoder()
 _USAGE: Final = b'"usage":'
 _NATIVE: Final = b'"meta_info":'
 _DELTA: Final = ".delta"
+_NAMED: Final = re.compile(rb'\s*{\s*"id"\s*:\s*"(resp_[^"\\]+)"')
+"""The beginning of an answer of the Responses API."""
 
 
 class ResponseScan:
@@ -57,10 +62,12 @@ class ResponseScan:
 
     content_type: the response's; only an event stream shows its content as it comes.
     content_events: events that brought content. unread_events: events that were no JSON.
+    response: how a next request names this answer; None where it cannot, or its name was not seen.
     """
 
     __slots__ = (
         "_data",
+        "_head",
         "_is_stream",
         "_of_prompts",
         "_tail",
@@ -69,6 +76,7 @@ class ResponseScan:
         "error",
         "is_done",
         "refuses",
+        "response",
         "unread_events",
     )
 
@@ -78,6 +86,8 @@ class ResponseScan:
         self.is_done = False
         self.error: str | None = None
         self.refuses = False
+        self.response: str | None = None
+        self._head = bytearray()
         self._is_stream = content_type.startswith("text/event-stream")
         self._tail = bytearray()
         self._data: list[bytes] = []
@@ -93,12 +103,13 @@ class ResponseScan:
     def usage(self) -> Usage:
         """What the engine has reported so far; of an answer that is no stream, its end tells."""
         if not self._is_stream:
-            self._read_end()
+            self._usage_at_end(self._tail)
         return self._usage
 
     def feed(self, piece: bytes) -> Tokens:
         """Read the next bytes; return how many content events they completed."""
         if not self._is_stream:
+            self._head += piece[: max(0, HEAD - len(self._head))]
             self._tail += piece
             del self._tail[:-TAIL]
             return 0
@@ -112,8 +123,15 @@ class ResponseScan:
                 self._line(line)
         return self.content_events - before
 
+    def resume(self, tail: bytes) -> None:
+        """Read on behind a gap, in the midst of an event: a response's last one may be long."""
+        self._usage_at_end(tail.partition(b"\n")[0])
+        self.feed(b"\n\n" + tail)
+
     def finish(self) -> None:
-        """Take what a stream left behind without its blank line."""
+        """Take what a stream left without its blank line; of other answers, how they begin."""
+        if not self._is_stream and (named := _NAMED.match(self._head)):
+            self.response = named[1].decode()
         if self._is_stream:
             self._line(bytes(self._tail))
             self._tail.clear()
@@ -148,8 +166,10 @@ class ResponseScan:
             self._report(event.usage)
         if isinstance(event.message, Message) and event.message.usage is not None:
             self._report(event.message.usage)
-        if event.response is not None and event.response.usage is not None:
-            self._report(event.response.usage)
+        if event.response is not None:
+            self.response = event.response.id or self.response
+            if event.response.usage is not None:
+                self._report(event.response.usage)
         if event.meta_info is not None:
             self._of_prompts[event.index or 0] = event.meta_info
             self._usage = _summed(self._of_prompts.values())
@@ -158,18 +178,20 @@ class ResponseScan:
             self.error, self.refuses = _error(told)
         self.is_done = self.is_done or event.type in _LAST
 
-    def _read_end(self) -> None:
-        """Find the usage in the end of a JSON answer, whose beginning may not have been kept.
+    def _usage_at_end(self, tail: bytes | bytearray) -> None:
+        """Find the usage in the end of JSON whose beginning may not have been kept.
 
         A quote inside a text is escaped, so the search never finds a text that speaks of usage.
         """
-        name = _NATIVE if (at := self._tail.rfind(_NATIVE)) > self._tail.rfind(_USAGE) else _USAGE
-        at = self._tail.rfind(name)
-        is_of_many = name is _NATIVE and self._tail.rstrip().endswith(b"]")
+        name = _NATIVE if tail.rfind(_NATIVE) > tail.rfind(_USAGE) else _USAGE
+        at = tail.rfind(name)
+        is_of_many = name is _NATIVE and tail.rstrip().endswith(b"]")
         if at < 0 or is_of_many:  # of many only the end may have been kept
             return
         try:
-            told, _ = _JSON.raw_decode(self._tail[at + len(name) :].decode().lstrip())
+            told, _ = _JSON.raw_decode(tail[at + len(name) :].decode().lstrip())
+            if told is None:
+                return
             if name is _NATIVE:
                 self._usage = _summed([msgspec.convert(told, NativeReport)])
             else:

@@ -58,8 +58,9 @@ class NativeReport(msgspec.Struct):
 
 
 class Response(msgspec.Struct):
-    """A whole answer of the Responses API, as its last event has it."""
+    """A whole answer of the Responses API, as its first and its last event have it."""
 
+    id: str | None = None
     usage: UsageReport | None = None
     error: Any = None
 

@@ -74,8 +74,9 @@ class Watch:
             return
         if self._tail:
             # Where nothing is missing, the event that the scan has begun goes on in the tail.
-            self._scan.feed(b"\n\n" + self._tail if self._is_cut else self._tail)
+            (self._scan.resume if self._is_cut else self._scan.feed)(self._tail)
         self._scan.finish()
+        self._grant.response = self._scan.response
         self._grant.engine_said = self._scan.error
         outcome = Outcome.ENGINE_REFUSED if self._scan.error else Outcome.FINISHED
         self._grants.end(self._grant, outcome, now, self._scan.usage)

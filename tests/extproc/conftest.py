@@ -70,7 +70,7 @@ class ReadsAnEstimate:
         )
         return ReadRequest(request=request, api=body.api)
 
-    def learn(self, model: str, size: int, prompt_tokens: int) -> None:
+    def learn(self, grant: Grant) -> None:
         pass
 
 

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import tokenizers
 from leadsman.keys import MultimodalItem, block_keys, namespace_seed
+from leadsman.prediction import Admitted
 from leadsman.request import Request
-from leadsman.units import RequestId, TokenIds
+from leadsman.units import RequestId, TokenIds, WorkerId
 from leadsman_extproc.asking import Question
 from leadsman_extproc.body import BadRequest, NotForUs
+from leadsman_extproc.grants import Grant, Usage
+from leadsman_extproc.guesses import NOTHING, Guess
 from leadsman_extproc.models import ModelText, ServedModel, load_model
 from leadsman_extproc.ports import Arrival, Read, ReadRequest, TokensBy
 from leadsman_extproc.reading import Reader
@@ -192,7 +195,7 @@ def test_history_that_an_engine_keeps_is_known_not_to_be_known(text):
 
     assert isinstance(answer, ReadRequest)
     assert engine.asked == []
-    assert (answer.tokens_by, answer.text_size) == (TokensBy.HISTORY, 0)
+    assert (answer.tokens_by, answer.guess) == (TokensBy.HISTORY, NOTHING)
     assert (answer.request.tokens_are_exact, answer.request.keys) == (False, {})
 
 
@@ -253,7 +256,7 @@ def test_the_bytes_of_an_image_are_no_text():
 
     assert isinstance(answer, ReadRequest)
     assert answer.request.prompt_tokens < 1100
-    assert (answer.text_size, answer.tokens_by) == (0, TokensBy.MEDIA)
+    assert (answer.guess, answer.tokens_by) == (NOTHING, TokensBy.MEDIA)
 
 
 def test_salt_and_adapter_have_namespaces_of_their_own(text):
@@ -306,15 +309,69 @@ def test_where_nobody_knows_the_tokens_they_are_an_estimate_without_keys(engine)
     assert request.keys == {}
 
 
+def reported(answer: ReadRequest, *, response: str | None = None, **usage: int) -> Grant:
+    request, worker = answer.request, WorkerId("a:1")
+    return Grant(
+        request=request,
+        admitted=Admitted(request=request.id, worker=worker, endpoint="a:1", prediction=None),
+        worker=worker,
+        endpoint="a:1",
+        sent_at=0.0,
+        guess=answer.guess,
+        usage=Usage(**usage),
+        response=response,
+    )
+
+
+def come(reading: Reader, path: str, **fields: Any) -> ReadRequest:
+    answer = reading.read(arrival(path, fields, {}))
+    assert isinstance(answer, ReadRequest)
+    return answer
+
+
 def test_an_estimate_learns_from_what_answers_report():
     reading = reader(None)
+    body = len(json.dumps({"model": "m", "messages": USER}))
     for _ in range(200):
-        reading.learn("m", 1000, 100)
+        reading.learn(reported(come(reading, CHAT, messages=USER), prompt_tokens=round(body / 10)))
 
     request = read(reading, CHAT, messages=USER)
 
-    body = len(json.dumps({"model": "m", "messages": USER}))
     assert request.prompt_tokens == pytest.approx(body / 10, rel=0.01)
+
+
+def test_what_an_image_becomes_is_learned_by_model_from_what_answers_report(text):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    told = {"type": "text", "text": "which of these"}
+    messages = [{"role": "user", "content": [told, image, image]}]
+    reading = reader(text)
+    first = come(reading, CHAT, messages=messages)
+    beside = first.request.prompt_tokens - 2 * 1000
+
+    for _ in range(200):
+        answer = come(reading, CHAT, messages=messages)
+        reading.learn(reported(answer, prompt_tokens=beside + 2 * 300))
+
+    assert first.guess == Guess(media=2, text_tokens=beside)
+    learned = come(reading, CHAT, messages=messages).request
+    assert learned.prompt_tokens == pytest.approx(beside + 2 * 300, abs=5)
+    assert not learned.tokens_are_exact
+    assert reading.guesses.media("another", 2) == 2000
+
+
+def test_a_conversation_that_an_engine_keeps_is_as_long_as_its_last_response_was(text):
+    reading = reader(text)
+    alone = come(reading, "/v1/responses", input="go on", previous_response_id="resp_1").request
+    started = come(reading, "/v1/responses", input="the quick brown fox " * 60)
+
+    usage = {"prompt_tokens": 900, "completion_tokens": 70}
+    reading.learn(reported(started, response="resp_1", **usage))
+    gone_on = come(reading, "/v1/responses", input="go on", previous_response_id="resp_1")
+
+    assert gone_on.request.prompt_tokens == alone.prompt_tokens + 970
+    assert (gone_on.tokens_by, gone_on.guess) == (TokensBy.HISTORY, NOTHING)
+    other = come(reading, "/v1/responses", input="go on", previous_response_id="resp_2").request
+    assert other.prompt_tokens == alone.prompt_tokens
 
 
 @pytest.mark.parametrize(

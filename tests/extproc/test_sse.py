@@ -225,6 +225,40 @@ def test_usage_of_a_whole_response_counts_what_was_cached_once():
     assert seen(scan)[2:5] == (90, 64, 5)
 
 
+@pytest.mark.parametrize(("text", "name"), [(RESPONSES_STREAM, None), (CHAT_STREAM, None)])
+def test_only_a_response_that_says_its_name_has_one(text, name):
+    assert scanned([text.encode()]).response == name
+
+
+@given(draw=st.data())
+def test_a_response_says_how_it_is_gone_on_from_however_it_comes(draw):
+    answer = {"id": "resp_a1", "object": "response", "output": [], "usage": RESPONSES_USAGE}
+    stream = responds("created", response={"id": "resp_a1"}) + RESPONSES_STREAM
+
+    whole = scanned(draw.draw(cut(json.dumps(answer))), JSON)
+    events = scanned(draw.draw(cut(stream)))
+
+    assert (whole.response, events.response) == ("resp_a1", "resp_a1")
+
+
+def test_an_answer_of_another_api_has_no_name_to_go_on_from():
+    answer = {"id": "chatcmpl-1", "choices": [{"text": '{"id":"resp_a1"}'}]}
+
+    assert scanned([json.dumps(answer).encode()], JSON).response is None
+
+
+def test_usage_in_an_event_whose_beginning_was_not_kept_is_read():
+    last = responds("completed", response={"output": "x" * 9000, "usage": RESPONSES_USAGE})
+    scan = ResponseScan(STREAM)
+    scan.feed(responds("output_text.delta", delta="a").encode())
+
+    scan.resume(last.encode()[-3000:])
+    scan.finish()
+
+    assert seen(scan)[2:5] == (90, 64, 5)
+    assert scan.unread_events == 0
+
+
 def content_by_event(text: str) -> Iterator[int]:
     scan = ResponseScan(STREAM)
     for event in text.split("\n\n"):

@@ -51,7 +51,7 @@ class Reads:
         )
         return ReadRequest(request=request, api="openai")
 
-    def learn(self, model, size, prompt_tokens):
+    def learn(self, grant):
         pass
 
 

@@ -14,7 +14,7 @@ from leadsman_extproc.grants import Grant, Grants
 from leadsman_extproc.watch import TAIL, Watch, Watching
 from leadsman_extproc.workers import Workers
 
-from .test_sse import CHAT_STREAM, JSON, STREAM, STREAMS, cut, data
+from .test_sse import CHAT_STREAM, JSON, RESPONSES_STREAM, STREAM, STREAMS, cut, data, responds
 
 ERROR = data({"error": {"message": "full", "code": 503}}) + "data: [DONE]\n\n"
 
@@ -96,3 +96,15 @@ def test_a_stream_that_never_answered_had_no_first_token():
     watch(grants, grant, "", status=0).gone(2.0, response_was_unseen=False)
 
     assert (grant.first_token_at, grant.outcome) == (None, Outcome.CLIENT_GONE)
+
+
+@pytest.mark.parametrize("witness", [True, False])
+def test_a_grant_knows_how_its_response_is_gone_on_from(witness):
+    grants, grant = opened()
+    watching = watch(grants, grant, STREAM, witness=witness)
+    watching.feed(responds("created", response={"id": "resp_a1"}).encode(), 2.0)
+
+    watching.feed(RESPONSES_STREAM.encode(), 2.5)
+    watching.end(3.0)
+
+    assert (grant.response, grant.usage.prompt_tokens) == ("resp_a1", 90)
