@@ -12,8 +12,8 @@ share.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from leadsman.declared import Declared
@@ -21,7 +21,7 @@ from leadsman.records import Learned, Record, WorkerSeen
 from leadsman.units import WorkerId
 from leadsman_fleet.redis_ends import RedisPublisher, RedisTiming
 from leadsman_fleet.redis_keeper import RedisKeeper, read_state
-from leadsman_fleet.redis_log import RedisLog
+from leadsman_fleet.redis_log import RedisLog, heed_cancellation
 from leadsman_fleet.state import FleetState
 from msgspec import Struct
 from redis.exceptions import RedisError
@@ -33,6 +33,8 @@ from leadsman_operator.seats import SEATS
 from leadsman_operator.shared_names import NamesStream, SharedNames
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 _FOUND_MILLIS: Final = 15_000
 _FAILED: Final = (RedisError, OSError, TimeoutError)
@@ -81,11 +83,7 @@ class RedisOutlet:
 
     async def before(self) -> FleetState | None:
         """See `SharedOutlet`."""
-        try:
-            return await read_state(self._log)
-        except _FAILED as error:
-            log.warning("log not read", extra={"error": str(error) or repr(error)})
-            return None
+        return await self._asked(read_state(self._log), "read the log")
 
     async def let_go(self, workers: Collection[WorkerId]) -> None:
         """See `SharedOutlet`."""
@@ -105,19 +103,14 @@ class RedisOutlet:
     async def tell(self, seat: int, found: Mapping[Endpoint, Found]) -> None:
         """See `SharedOutlet`."""
         said = [_Said(one.url, one.pod, its.workers, its.problem) for one, its in found.items()]
-        try:
-            written = msgspec.json.encode(said)
-            await self._log.redis.set(self._found(seat), written, px=_FOUND_MILLIS)
-        except _FAILED as error:
-            log.warning("findings not told", extra={"error": str(error) or repr(error)})
+        written = msgspec.json.encode(said)
+        telling = self._log.redis.set(self._found(seat), written, px=_FOUND_MILLIS)
+        await self._asked(telling, "tell findings")
 
     async def told(self) -> Mapping[tuple[str, str | None], Found]:
         """See `SharedOutlet`. What another version said in words of its own is left out."""
-        try:
-            parts = await self._log.redis.mget([self._found(seat) for seat in range(SEATS)])
-        except _FAILED as error:
-            log.warning("findings not read", extra={"error": str(error) or repr(error)})
-            return {}
+        asking = self._log.redis.mget([self._found(seat) for seat in range(SEATS)])
+        parts = await self._asked(asking, "read findings") or ()
         found: dict[tuple[str, str | None], Found] = {}
         for part in filter(None, parts):
             try:
@@ -132,17 +125,11 @@ class RedisOutlet:
 
     async def tell_names(self, names: SharedNames) -> None:
         """See `SharedOutlet`."""
-        try:
-            await self._names.tell(names)
-        except _FAILED as error:
-            log.warning("names not told", extra={"error": str(error) or repr(error)})
+        await self._asked(self._names.tell(names), "tell names")
 
     async def hear_names(self, names: SharedNames) -> None:
         """See `SharedOutlet`."""
-        try:
-            await self._names.hear(names)
-        except _FAILED as error:
-            log.warning("names not read", extra={"error": str(error) or repr(error)})
+        await self._asked(self._names.hear(names), "read names")
 
     async def retain(self, addresses: Collection[str]) -> None:
         """See `SharedOutlet`."""
@@ -159,16 +146,24 @@ class RedisOutlet:
         twice, self._lost = lost & self._lost, lost
         if twice:
             log.warning("workers are nobody's", extra={"workers": sorted(twice)})
-            try:
-                await self._keeper.retain(set(self._keeper.workers()) - twice)
-            except _FAILED as error:
-                log.warning("workers not removed", extra={"error": str(error) or repr(error)})
+            retaining = self._keeper.retain(set(self._keeper.workers()) - twice)
+            await self._asked(retaining, "remove workers")
 
     async def close(self) -> None:
         """See `SharedOutlet`."""
         await self.lead(leads=False)
         await _end(self._publishing)
         await self._log.close()
+
+    async def _asked(self, asking: Awaitable[Answer], what: str) -> Answer | None:
+        """Give what Redis answers; None where it does not."""
+        try:
+            answer = await asking
+        except _FAILED as error:
+            log.warning("redis failed", extra={"what": what, "error": str(error) or repr(error)})
+            return None
+        heed_cancellation()
+        return answer
 
     def _found(self, seat: int) -> str:
         return self._log.names[f"found:{seat}"]

@@ -73,7 +73,7 @@ class NamesStream:
 
     async def tell(self, names: SharedNames) -> None:
         """Write what has not been told."""
-        for model, ours in names.items():
+        for model, ours in list(names.items()):
             for piece in ours.untold():
                 entry = {"model": model, "names": piece}
                 await self._redis.xadd(self._key, entry, maxlen=_ENTRIES, approximate=True)
