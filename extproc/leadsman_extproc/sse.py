@@ -37,6 +37,8 @@ from leadsman_extproc.told import (
 
 TAIL: Final = 65536
 """Bytes kept of an answer that is no stream: its usage stands at its end."""
+MOST_SAID: Final = 1000
+"""Characters of an error that are kept."""
 HEAD: Final = 256
 """Bytes kept of its beginning, where a response says its name."""
 
@@ -272,4 +274,5 @@ def _error(told: object) -> tuple[str, bool]:
     fields = told if isinstance(told, dict) else {"message": told}
     message, kind, code = fields.get("message"), fields.get("type"), fields.get("code")
     refuses = any(one in _REFUSING for one in (kind, code) if isinstance(one, int | str))
-    return (message if isinstance(message, str) and message else "error"), refuses
+    said = message if isinstance(message, str) and message else "error"
+    return said[:MOST_SAID], refuses

@@ -10,7 +10,7 @@ from leadsman.request import ENDLESS
 from leadsman_bench.conversation import bundled_model, generate
 from leadsman_bench.offers import offers
 from leadsman_bench.scenario import workers
-from leadsman_bench.seeing import explain, replay
+from leadsman_bench.seeing import explain, grade_command, replay
 from leadsman_bench.seeing.recorded import row_of
 from leadsman_bench.seeing.records import open_records
 from leadsman_bench.seeing.virtual_records import Recorded
@@ -169,6 +169,29 @@ def test_what_the_cache_spares_is_its_tokens_at_the_speed_of_the_price():
     [first, _] = refused_row().decision.candidates
 
     assert explaining.spared(first) == pytest.approx(0.512)
+
+
+HOSTILE = "[/bold][link=x]\x1b]0;owned\x07\x1b[2J\u202e<script>"
+SHOWN = "[/bold][link=x]\ufffd]0;owned\ufffd\ufffd[2J\ufffd<script>"
+
+
+def test_what_others_wrote_is_printed_as_it_reads(folder, tmp_path, capsys):
+    row = next(one for one in read(folder) if one["kind"] == "admitted")
+    name = f"q{HOSTILE}"
+    (tmp_path / "decisions.jsonl").write_bytes(msgspec.json.encode(row | {"request": name}) + b"\n")
+    ends = (folder / "outcomes.jsonl").read_bytes().splitlines()
+    end = next(one for one in map(msgspec.json.decode, ends) if one["request"] == row["request"])
+    hostile = end | {"request": name, "model": HOSTILE, "engine_said": HOSTILE}
+    (tmp_path / "outcomes.jsonl").write_bytes(msgspec.json.encode(hostile) + b"\n")
+
+    told = explained(tmp_path, name, capsys)
+    assert grade_command.main([str(tmp_path)]) == 0
+    graded = capsys.readouterr().out
+
+    assert told.startswith(f"q{SHOWN}  ")
+    assert f"The engine said: {SHOWN}" in told
+    assert f"q{SHOWN}"[:27] in graded
+    assert not {"\x1b", "\x07", "\u202e"} & set(told + graded)
 
 
 def test_a_request_that_nobody_decided_on_is_said_to_be_unknown(folder, capsys):

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from leadsman_extproc.sse import ResponseScan
+from leadsman_extproc.sse import MOST_SAID, ResponseScan
 
 
 def data(event: object, end: str = "\n\n") -> str:
@@ -323,3 +323,9 @@ def test_no_bytes_break_the_scan(raw, content_type):
     scan = scanned([raw], content_type)
 
     assert scan.usage.prompt_tokens is None
+
+
+def test_of_an_error_no_more_is_kept_than_a_screen_shows():
+    scan = scanned([data({"error": {"message": "full" * MOST_SAID, "code": 503}}).encode()])
+
+    assert (scan.error, scan.refuses) == (("full" * MOST_SAID)[:MOST_SAID], True)

@@ -12,6 +12,7 @@ from leadsman_extproc.explaining import CAPTION, Came, Explained, explained
 
 from leadsman_bench.seeing.recorded import rows
 from leadsman_bench.seeing.records import NoRecordsError, open_records
+from leadsman_bench.seeing.words import words
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -57,15 +58,15 @@ def _came(database: "DuckDBPyConnection", told: dict[str, Any]) -> Came | None:
 
 def show(told: Explained, console: "Console") -> None:
     """Print the screen."""
-    console.print(f"[bold]{told.request}[/bold]  {told.asked}")
-    console.print(f"[bold]{told.verdict}[/bold]")
-    console.print(f"Allowed: {told.allowed}")
+    console.print(words(told.request, "bold").append_text(words(f"  {told.asked}", "not bold")))
+    console.print(words(told.verdict, "bold"))
+    console.print(words(f"Allowed: {told.allowed}"))
     if told.prices:
         console.print(_prices(told))
     for line in told.because:
-        console.print(f"• {line}")
+        console.print(words(f"• {line}"))
     for line in told.then:
-        console.print(line)
+        console.print(words(line))
 
 
 STYLES: Final = {"chosen": "bold", "asked": "", "not_asked": "dim"}
@@ -84,5 +85,5 @@ def _prices(told: Explained) -> "Table":
         drawn.add_column(name, justify="right", no_wrap=True)
     drawn.add_column(fits, no_wrap=True, max_width=15)
     for one in told.prices:
-        drawn.add_row(*one.cells, style=STYLES[one.kind])
+        drawn.add_row(*map(words, one.cells), style=STYLES[one.kind])
     return drawn

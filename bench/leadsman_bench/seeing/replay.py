@@ -32,6 +32,7 @@ from leadsman_extproc.explaining import seconds
 from leadsman_bench.report import Line, table
 from leadsman_bench.seeing.recorded import KnownWorker, WorkerErrors, candidates_of, rows
 from leadsman_bench.seeing.records import NoRecordsError, open_records
+from leadsman_bench.seeing.words import words
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -240,11 +241,11 @@ def _differences(found: Sequence[Difference]) -> Any:
     for one in found:
         least = min(each.price.ttft for each in one.row.decision.candidates)
         drawn.add_row(
-            one.row.request,
+            words(one.row.request),
             f"{one.row.prompt_tokens:,}",
             seconds(least),
-            _told_then(one.row),
-            one.now,
+            words(_told_then(one.row)),
+            words(one.now),
             "guessed" if one.guessed else "",
         )
     return drawn

@@ -10,6 +10,7 @@ from leadsman_extproc.explaining import seconds
 from leadsman_bench.report import Line, at_least, at_most, percent, table
 from leadsman_bench.seeing.grade import Drift, Group, Report, Reuse, Worst
 from leadsman_bench.seeing.refusals import Judged
+from leadsman_bench.seeing.words import words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,7 +146,7 @@ def _groups(title: str, found: Mapping[str, Group]) -> "Table":
         drawn.title = f"{title}: the worst {MOST_ROWS} of {len(found)}"
     for name, group in shown.items():
         drawn.add_row(
-            name,
+            words(name),
             f"{group.requests:,.0f}",
             _share(group.within_1s),
             _share(group.within_10s),
@@ -172,7 +173,7 @@ def _reuse(found: tuple[Reuse, ...]) -> "Table":
         drawn.add_column(name, justify="right", no_wrap=True)
     for one in found:
         drawn.add_row(
-            one.model,
+            words(one.model),
             _tokens(one.prompt),
             *(f"{_tokens(part)} {100 * part / one.prompt:.0f} %" for part in _parts(one)),
             *(_tokens(part) for part in (one.passed_by, one.missed, one.unforeseen)),
@@ -209,7 +210,10 @@ def _drift(found: tuple[Drift, ...]) -> "tuple[Table | str, ...]":
         drawn.add_column(name, justify="left" if name == "worker" else "right", no_wrap=True)
     for one in sorted(drifted, key=lambda each: -abs(_change(each)))[:MOST_ROWS]:
         drawn.add_row(
-            one.worker, f"{one.before:.3f}", f"{one.after:.3f}", f"{100 * _change(one):+.1f} %"
+            words(one.worker),
+            f"{one.before:.3f}",
+            f"{one.after:.3f}",
+            f"{100 * _change(one):+.1f} %",
         )
     return (drawn,)
 
@@ -226,8 +230,8 @@ def _worst(found: tuple[Worst, ...]) -> "Table":
         drawn.add_column(name, justify="right", no_wrap=True)
     for one in found:
         drawn.add_row(
-            one.request,
-            one.worker,
+            words(one.request),
+            words(one.worker),
             _tokens(one.prompt_tokens),
             seconds(one.predicted),
             seconds(one.actual),
