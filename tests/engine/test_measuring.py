@@ -9,6 +9,7 @@ from engine.curve import fit
 from engine.forced_end import END_TOKEN, ForcedEnd
 from engine.plan import Plans, at_once, parted, wanted
 from engine.relay import Relay
+from engine.vllm import fast_type
 from leadsman_bench.demo_results import Outcome
 from leadsman_bench.player import Played
 from leadsman_bench.processes import free_ports
@@ -166,6 +167,19 @@ def test_what_is_told_to_the_simulated_engine_is_forced_on_a_real_one():
 @pytest.mark.parametrize("raw", [b"", b"no json", b"[1]", b'{"model":"m"}', b'{"vllm_xargs":5}'])
 def test_any_other_body_passes_as_it_is(raw):
     assert through_the_middleware(raw) == raw
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [
+        ("fpu avx2 fma", "float32"),
+        ("fpu avx2 avx512f avx512_bf16", "bfloat16"),
+        ("amx_bf16 avx2", "bfloat16"),
+        ("avx512f not_avx512_bf16", "float32"),
+    ],
+)
+def test_the_engine_computes_in_what_its_cpu_has_instructions_for(flags, chosen):
+    assert fast_type(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: avx512_bf16\n") == chosen
 
 
 def test_slices_share_no_text_with_each_other():
