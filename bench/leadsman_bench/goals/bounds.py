@@ -3,8 +3,9 @@
 Served requests show what was underpredicted: of those that were admitted with a bound on their
 wait, the share that waited longer. Refused ones are judged twice. By hindsight: the wait of those
 served before and after on the same worker says what it would have been there; where no worker's
-timeline tells, it says nothing. And by probes: one in `PROBED` of what would be refused is admitted
-all the same, and shows it. The two must agree within their errors.
+timeline tells, it says nothing. It asks from the moment of the refusal, so of one that was held
+whether it could have begun in what was left of its bound. And by probes: one in `PROBED` of what
+would be refused is admitted all the same, and shows it. The two must agree within their errors.
 """
 
 from collections import defaultdict
@@ -26,6 +27,9 @@ from leadsman_bench.virtual import Offer, Stream
 PROBED = 0.1
 OVERLOAD: Seconds = 60.0
 """Above which even requests without a bound are refused."""
+
+HOLD: Seconds = 30.0
+"""For which requests are held where they are: as long as the longest bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +74,11 @@ class _Seen:
         self.refusals.append((offer, refused))
 
 
-def measure(job: Job) -> Sides:
-    """Play one load's conversations under Leadsman's own policy, by the bounds of their callers."""
+def measure(job: Job, hold: Seconds | None = None) -> Sides:
+    """Play one load's conversations under Leadsman's own policy, by the bounds of their callers.
+
+    hold: the budget's; None: nobody is held.
+    """
     workload = known_workload(job.workload)
     making = workload.making(job.seed, deadlines=False)
     course = Course(
@@ -84,7 +91,7 @@ def measure(job: Job) -> Sides:
     )
     names, tasks = course.tasks()
     seen = _Seen()
-    budget = Budget(overload=OVERLOAD, probes=PROBED)
+    budget = Budget(overload=OVERLOAD, probes=PROBED, hold=hold)
     picker = LivePicker(budget, Random(f"{job.seed}/decisions"))
     callers = Callers(tasks, making, "leave", rng=Random(0), observer=seen)
     play(course, picker, callers, names)
@@ -100,9 +107,9 @@ def sides(streams: list[Stream], refusals: list[tuple[Offer, Refused]], began: S
         wait = waited(stream)
         if wait is None:
             continue
-        timelines[stream.admitted.worker].add(stream.sent_at, wait)
+        timelines[stream.admitted.worker].add(stream.sent_at, wait - stream.offer.request.waited)
         bound = stream.offer.request.max_queue_wait
-        if bound is None or stream.sent_at < began:
+        if bound is None or stream.sent_at - stream.offer.request.waited < began:
             continue
         if stream.admitted.because == "probe":
             probes, in_time = probes + 1, in_time + (wait <= bound)
@@ -111,7 +118,8 @@ def sides(streams: list[Stream], refusals: list[tuple[Offer, Refused]], began: S
     verdicts = [
         _would_have_been(timelines, offer, refused)
         for offer, refused in refusals
-        if offer.request.arrived_at >= began and refused.reason is Reason.WOULD_WAIT_TOO_LONG
+        if offer.request.arrived_at - offer.request.waited >= began
+        and refused.reason is Reason.WOULD_WAIT_TOO_LONG
     ]
     return Sides(
         admitted=admitted,
@@ -125,7 +133,7 @@ def sides(streams: list[Stream], refusals: list[tuple[Offer, Refused]], began: S
 
 
 def waited(stream: Stream) -> Seconds | None:
-    """Give the real queue wait of a stream that was served."""
+    """Give the real wait of a stream that was served, held or queued."""
     if stream.outcome is not Outcome.FINISHED or stream.started_at is None:
         return None
     return stream.offer.request.waited + max(0.0, stream.started_at - stream.sent_at)
@@ -137,8 +145,9 @@ def _would_have_been(
     """Say whether any of the workers that were asked would have begun with it in time."""
     request, bound = offer.request, offer.request.max_queue_wait
     assert bound is not None
+    left = bound - request.waited
     said = [
-        hindsight(timelines[one.worker], refused_at=request.arrived_at, allowed=bound)
+        hindsight(timelines[one.worker], refused_at=request.arrived_at, allowed=left)
         for one in refused.candidates
     ]
     if True in said:
