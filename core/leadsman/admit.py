@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Final
 
 import numpy as np
 
@@ -41,6 +42,9 @@ UNPROVEN = 4
 
 DOUBT = 10.0
 """How many times too slow a default may be."""
+
+OWN: Final = "predicted_wait"
+"""Leadsman's own rule, which this module is."""
 
 NO_ENDPOINT_RETRY: Seconds = 5.0
 """A worker that is loading takes longer; one whose readiness flapped is back by then. Chosen."""
@@ -70,7 +74,7 @@ class Excess:
     predicted: Seconds | None = None
     later: Seconds | None = None
     ever_fits: bool = True
-    by: str = "predicted_wait"
+    by: str = OWN
     read: Mapping[str, float] = field(default_factory=dict)
 
     @property

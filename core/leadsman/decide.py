@@ -17,14 +17,15 @@ from leadsman.admit import Excess, admit, book, bounds_of, no_endpoint, refuse
 from leadsman.budget import Budget
 from leadsman.candidates import Candidates, Soundings
 from leadsman.lobby import Held, is_nearly_free, missing
-from leadsman.prediction import Admitted, Decision, Refused
+from leadsman.prediction import Admitted, Decision, Prediction, Refused
 from leadsman.request import Request
 from leadsman.route import Choice, route
 from leadsman.units import Seconds
 
 Judge: TypeAlias = Callable[[Soundings, Choice, Budget], Choice | Excess]
-Holds: TypeAlias = Callable[[Soundings, Choice, Budget], Held | Excess | None]
-"""Says whether who is admitted is held, or refused since too many are; None: neither."""
+Holds: TypeAlias = Callable[[Soundings, Choice | Excess, Choice, Budget], Held | Excess | None]
+"""Says by its judge's verdict and routing's choice whether a request is held, or refused since too
+many are; None: neither, so the verdict stands."""
 
 
 def decide(  # noqa: PLR0913, PLR0917  # all that a decision is made of
@@ -51,13 +52,11 @@ def decide(  # noqa: PLR0913, PLR0917  # all that a decision is made of
     if budget.mode == "off":
         return _admitted(soundings, budget, choice)
     verdict = judge(soundings, choice, budget)
-    held = None
-    if holds is not None and not isinstance(verdict, Excess):
-        held = holds(soundings, verdict, budget)
+    held = None if holds is None else holds(soundings, verdict, choice, budget)
     if isinstance(held, Held):
         return held
     if held is not None:
-        return _turned_away(held, soundings, budget, choice, rng)
+        verdict = held
     if isinstance(verdict, Excess):
         return _turned_away(verdict, soundings, budget, choice, rng)
     return _admitted(soundings, budget, verdict)
@@ -75,13 +74,29 @@ def place(
         return no_endpoint(held.request, held.budget, rng)
     soundings = Soundings(held.request, ready, held.budget.confidence, now)
     choice = route(soundings, held.budget, rng)
-    prediction = soundings.sound(choice.index)
-    if not insist and not is_nearly_free(prediction):
-        return prediction.price.queue_wait
+    if not insist:
+        prediction = soundings.sound(choice.index)
+        wait = begins_in(held, prediction)
+        is_in_time = now + wait <= held.latest or prediction.curve == "unmeasured"
+        if not (is_in_time and is_nearly_free(prediction)):
+            return wait
+        return _admitted(soundings, held.budget, choice)
     verdict = admit(soundings, choice, held.budget) if math.isfinite(held.latest) else choice
     if isinstance(verdict, Excess):
         return _turned_away(verdict, soundings, held.budget, choice, rng)
     return _admitted(soundings, held.budget, verdict)
+
+
+def begins_in(held: Held, prediction: Prediction) -> Seconds:
+    """Say how long a held request has to wait for a worker, to be held against its `latest`.
+
+    That was taken with the prefill that was expected when it came. Of an objective for the first
+    token a longer prefill leaves less, so it counts as wait.
+    """
+    price, bounds = prediction.price, bounds_of(held.request, held.budget)
+    if math.isinf(bounds.ttft):
+        return price.queue_wait
+    return max(price.queue_wait, price.ttft - held.work)
 
 
 def give_up(

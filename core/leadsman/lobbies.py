@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from leadsman.admit import Excess
+from leadsman.admit import OWN, Excess
 from leadsman.budget import Budget
 from leadsman.candidates import Soundings
 from leadsman.decide import Holds
@@ -43,11 +43,20 @@ class Lobbies:
         return partial(self._enter, family)
 
     def _enter(
-        self, family: BlockKey | None, soundings: Soundings, choice: Choice, budget: Budget
+        self,
+        family: BlockKey | None,
+        soundings: Soundings,
+        verdict: Choice | Excess,
+        choice: Choice,
+        budget: Budget,
     ) -> Held | Excess | None:
         gate = self._gates.of(budget)
         # A session that is in gets its calls through: their bounds refuse none of them.
         binds = gate is None or gate.sessions is None
+        if not isinstance(verdict, Excess):
+            choice = verdict
+        elif not binds or verdict.by != OWN:
+            return None
         lobby = self._of.setdefault(soundings.request.model, Lobby(self._longest))
         over = self.over(soundings.now)
         return lobby.enter(soundings, choice, budget, family, over, binds=binds)

@@ -2,7 +2,8 @@
 
 What stands in an engine's queue goes nowhere else, and lets nobody by. What is held here can do
 both: a worker that comes free first gets it, and a more urgent request passes it. Held are requests
-that were admitted already: their rule has judged them when they came, and is not asked again.
+that were admitted already: their rule has judged them when they came, and is not asked again. And
+those that Leadsman's own rule doubts: whether they can be in time need not be said yet.
 
 The order: the more important objective; then the less slack, in whole seconds, since requests with
 the same bound would else go by their arrival alone; among those the tenant that has had least of
@@ -10,10 +11,13 @@ its share; then who came first.
 
 A request that comes is told what it would wait: the wait of the engine that it would go to, and
 the prefill of all that are held before it, at the pace at which the line has moved lately. That is
-right whatever becomes of the line, since the work is the same wherever it waits. How far off it may
-be, past waits say, as for a worker's. A request whose slack is less than what it must still expect
-is refused at once. Nothing is held for longer than its budget says, or its picker can: then
-it is sent where it would have gone without a lobby.
+right whatever becomes of the line, since the work is the same wherever it waits. But who will get
+through, when many before it give up and later ones pass, nobody can say to within a bound; of those
+refused by such forecasts many would have been in time. So a request is refused only when its time
+is over, or, as it comes, where the line seems four times too long.
+
+Nothing is held for longer than its budget says, or its picker can: then it is sent where it would
+have gone without a lobby.
 
 Ignored: that those who come later may pass, until they do.
 """
@@ -29,7 +33,6 @@ from leadsman.budget import Budget
 from leadsman.candidates import Soundings
 from leadsman.prediction import Admitted, Decision, Prediction, Reason, Refused
 from leadsman.request import Request
-from leadsman.residuals import Residuals
 from leadsman.route import Choice
 from leadsman.units import BlockKey, RequestId, Seconds
 
@@ -47,6 +50,10 @@ MOST_ASKED = 8
 SOONEST: Final[Seconds] = 0.01
 LATEST: Final[Seconds] = 0.25
 """Between two turns, unless something happens: no less than the one, no more than the other."""
+
+SEVERE: Final = 4.0
+"""How many times too long a line must seem to refuse for it. It is no forecast for one request, but
+who would come too late by minutes need not wait to hear so. Chosen."""
 
 HALF_LIFE: Final[Seconds] = 20.0
 """In which what was learned of the pace counts half."""
@@ -132,7 +139,6 @@ class Lobby:
     def __init__(self, longest: Seconds = math.inf) -> None:
         self._longest = longest
         self._held: dict[RequestId, Held] = {}
-        self._waits = Residuals()
         self._pace = Pace()
         self._number = 0
         self._turned_at: Seconds = -math.inf
@@ -170,11 +176,9 @@ class Lobby:
             return None
         line = self._pace.of(sum(one.work for one in before), len(soundings.candidates.workers))
         wait = prediction.price.queue_wait + line
-        if binds and prediction.curve != "unmeasured":
-            sure = self._waits.bound(wait, budget.confidence) if line else 0.0
-            sure = request.waited_until(now) + max(sure, prediction.queue_wait_bound)
-            if (missed := missing(bounds_of(request, budget), sure, prediction)) is not None:
-                return missed
+        if prediction.curve != "unmeasured" and now + wait / SEVERE > held.latest:
+            told = wait + request.waited_until(now)
+            return missing(bounds_of(request, budget), told, prediction)
         return replace(held, expected=wait)
 
     def _held_of(  # noqa: PLR0913  # all that is held of one
@@ -252,10 +256,10 @@ class Lobby:
                 answer = places.place(held, now, rng, insist=insist)
             if not isinstance(answer, Admitted | Refused):
                 waits.append(answer)
-                wait = answer + self._pace.of(ahead, workers)
-                if now + wait <= held.latest:
+                if now < held.latest:
                     ahead += held.work
                     continue
+                wait = max(answer, SOONEST) + self._pace.of(ahead, workers)
                 answer = places.give_up(held, wait, now, rng)
             settled.append(self._settle(held, answer, now))
         self._turned_at = now
@@ -266,7 +270,6 @@ class Lobby:
         del self._held[held.request.id]
         if isinstance(decision, Admitted) and decision.prediction is not None:
             self._pace.left(held.work, now)
-            self._waits.add(held.expected, now - held.at + decision.prediction.price.queue_wait)
         request = waiting(held, now).request
         return Settled(request=request, decision=replace(decision, held_for=now - held.at))
 

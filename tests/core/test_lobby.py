@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cmp_to_key
 from random import Random
 
@@ -12,10 +13,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from leadsman.admit import Excess
 from leadsman.budget import Budget
 from leadsman.candidates import Soundings
+from leadsman.curve import fingerprint
 from leadsman.fleet import Fleet
 from leadsman.lobby import MOST_ASKED, NEARLY, SOONEST, Held, Lobby, Pace, order, waiting
 from leadsman.prediction import Admitted, Reason, Refused
-from leadsman.records import Ended, LoadSample, Outcome, Trust, TrustChanged, WorkerGone, WorkerSeen
+from leadsman.records import (
+    Ended,
+    Learned,
+    LoadSample,
+    Outcome,
+    Trust,
+    TrustChanged,
+    WorkerGone,
+    WorkerSeen,
+)
 from leadsman.request import Request
 from leadsman.route import Choice
 from leadsman.units import RequestId, WorkerId
@@ -116,12 +127,10 @@ def goes_before(one, other, over):
 
 def naive_turn(held, engines, pace, over, now, *, stirred):
     """Walk all in order, and say what becomes of each, without any state of a lobby's."""
-    waits, told, ahead = [], [], 0.0
-    asked_ = 0
+    told, asked_ = [], 0
     frees_in = engines.wait(now)
     may_go = stirred or frees_in <= NEARLY
     for one in sorted(held, key=cmp_to_key(lambda a, b: goes_before(a, b, over))):
-        wait = waits[0] if waits else frees_in
         if (now >= one.until or may_go) and asked_ < MOST_ASKED:
             asked_ += 1
             if now >= one.until or engines.wait(now) <= NEARLY:
@@ -131,19 +140,8 @@ def naive_turn(held, engines, pace, over, now, *, stirred):
                     engines.take(one.work, now)
                     pace.leaves(one.work, now)
                 continue
-            waits.append(engines.wait(now))
-            wait = min(waits)
-            if now + waits[-1] + pace.of(ahead, len(engines.free_at)) > one.latest:
-                told.append((one.request.id, "refused"))
-            else:
-                ahead += one.work
-            continue
-        wait = min(waits, default=frees_in)
-        if now + wait + pace.of(ahead, len(engines.free_at)) > one.latest:
+        if now >= one.latest:
             told.append((one.request.id, "refused"))
-        else:
-            waits.append(wait)
-            ahead += one.work
     return told
 
 
@@ -312,25 +310,39 @@ def test_a_newcomer_passes_nobody_who_goes_before_it():
     assert entered(lobby, engines, asked("urgent", importance=1)) is None
 
 
-def test_who_is_held_is_told_the_line_and_refused_where_it_is_too_long():
+def test_a_line_refuses_a_newcomer_only_where_it_is_many_times_too_long():
     lobby, engines = Lobby(), busy(3.0)
-    for number in range(4):
-        entered(lobby, engines, asked(f"r{number}", max_queue_wait=9.0))
+    for number in range(8):
+        entered(lobby, engines, asked(f"r{number}", max_queue_wait=2.9))
 
-    verdict = entered(lobby, engines, asked("late", max_queue_wait=9.0))
+    verdict = entered(lobby, engines, asked("late", max_queue_wait=2.7, importance=-1))
 
     assert isinstance(verdict, Excess)
     assert (verdict.reason, verdict.by) == (Reason.WOULD_WAIT_TOO_LONG, "hold")
-    assert verdict.predicted > 9.0
-    assert not isinstance(entered(lobby, engines, asked("more", max_queue_wait=30.0)), Excess)
+    assert verdict.predicted == 3.0 + 8.0
+    assert isinstance(entered(lobby, engines, asked("next", max_queue_wait=2.9)), Held)
 
 
 def test_an_objective_of_the_first_token_counts_the_own_prefill():
-    lobby, engines = Lobby(), busy(2.0)
+    lobby, engines = Lobby(), busy(3.0)
 
-    verdict = entered(lobby, engines, asked(ttft_objective=2.9), work=1.0)
+    held = entered(lobby, engines, asked(ttft_objective=2.9), work=1.0)
+    verdict = entered(lobby, engines, asked(ttft_objective=1.7), work=1.0)
 
+    assert held.latest == pytest.approx(1.9)
     assert verdict.reason is Reason.WOULD_MISS_TTFT
+
+
+def test_nobody_who_is_held_is_refused_while_a_worker_may_be_free_in_time():
+    lobby, engines = Lobby(), busy(9.0)
+    entered(lobby, engines, asked(max_queue_wait=5.0), budget(60.0))
+    engines.free_at = [4.9]
+
+    assert turn(lobby, engines, 4.5) == []
+    [one] = turn(lobby, engines, 4.75)
+
+    assert isinstance(one.decision, Admitted)
+    assert one.request.waited == 4.75
 
 
 def test_bounds_that_do_not_bind_refuse_nobody():
@@ -383,15 +395,16 @@ def test_no_budget_holds_for_longer_than_the_picker_can():
     assert entered(lobby, engines, asked(), budget(60.0)).until == 1.5
 
 
-def test_who_cannot_be_in_time_any_more_is_refused_at_the_next_turn():
+def test_who_is_held_is_refused_when_its_time_is_over_and_told_what_it_would_wait_still():
     lobby, engines = Lobby(), busy(3.0)
-    entered(lobby, engines, asked(max_queue_wait=5.0))
+    entered(lobby, engines, asked(max_queue_wait=5.0), budget(60.0))
     engines.free_at = [50.0]
 
-    [one] = turn(lobby, engines, 0.5)
+    assert turn(lobby, engines, 4.9) == []
+    [one] = turn(lobby, engines, 5.0)
 
     assert isinstance(one.decision, Refused)
-    assert engines.refused_with == [49.5]
+    assert engines.refused_with == [45.0]
 
 
 def test_at_the_end_everybody_is_placed_or_refused():
@@ -457,6 +470,18 @@ def fleet_of(workers=1, **more):
         name = WorkerId(f"w{number}")
         fleet.apply(WorkerSeen(worker=name, endpoint=f"e{number}", settings=SETTINGS), 0.0)
         fleet.apply(TrustChanged(worker=name, trust=Trust.LIVE, reason="new"), 0.0)
+    return fleet
+
+
+def busy_fleet():
+    """Give a fleet of one measured worker that has a second and a half of prefill to do."""
+    roomy, worker = replace(SETTINGS, num_blocks=50_000, max_num_seqs=64), WorkerId("w0")
+    samples = tuple((256 << n, 0.02 + 3e-5 * (256 << n)) for n in range(9))
+    fleet = Fleet()
+    fleet.apply(WorkerSeen(worker=worker, endpoint="e0", settings=roomy), 0.0)
+    fleet.apply(TrustChanged(worker=worker, trust=Trust.LIVE, reason="new"), 0.0)
+    fleet.apply(Learned(worker=worker, fingerprint=fingerprint(roomy), samples=samples), 0.0)
+    flood(fleet, Budget(), 12)
     return fleet
 
 
@@ -543,6 +568,38 @@ def test_who_is_gone_is_held_no_more_and_takes_no_work():
 
     assert fleet.lobbies.next_turn is None
     assert fleet.turn(100.0, RNG) == []
+
+
+def test_who_would_be_refused_by_a_prediction_is_held_until_it_is_known():
+    fleet = busy_fleet()
+    refused = fleet.decide(replace_id("at once", 0.0, max_queue_wait=0.8), Budget(), 0.0, RNG)
+
+    held = fleet.decide(replace_id("held", 0.0, max_queue_wait=0.8), budget(60.0), 0.0, RNG)
+    all_over(fleet, 0.5)
+    [one] = fleet.turn(0.5, RNG)
+
+    assert isinstance(refused, Refused)
+    assert isinstance(held, Held)
+    assert isinstance(one.decision, Admitted)
+
+
+def test_what_another_rule_refuses_is_not_held():
+    fleet = fleet_of()
+    of = budget(60.0, policy="concurrency_cap", parameters={"limit": 1})
+
+    decisions = flood(fleet, of, 40)
+
+    assert isinstance(decisions[-1], Refused)
+    assert not len(fleet.lobbies)
+
+
+def test_a_session_that_its_rule_refuses_is_not_held():
+    fleet = busy_fleet()
+    of = budget(60.0, unit="session")
+
+    decision = fleet.decide(replace_id("new", 0.0, session="s", max_queue_wait=0.8), of, 0.0, RNG)
+
+    assert isinstance(decision, Refused)
 
 
 def test_a_call_of_a_session_that_is_in_is_held_but_not_refused():

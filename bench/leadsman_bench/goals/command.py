@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import inf, sqrt
 from multiprocessing import get_context
 from os import sched_getaffinity
@@ -25,6 +26,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 from leadsman.policies import BUILT_IN
+from leadsman.units import Seconds
 
 from leadsman_bench.contest import LOADS, Contestant, Job, Row, known_workload, line, side_by_side
 from leadsman_bench.goals import bounds, fairness, speed
@@ -114,13 +116,17 @@ def _spread(values: Sequence[float]) -> str:
 
 @dataclass(slots=True)
 class Found:
-    """All that was measured; what was left out is None or empty."""
+    """All that was measured; what was left out is None or empty.
+
+    hold: for which requests were held while sides were measured; None: nobody was.
+    """
 
     rows: list[Row]
     sides: list[bounds.Sides]
     tasks: dict[str, list[int]]
     quiet: list[tuple[float, float]]
     speed: dict[str, float]
+    hold: Seconds | None = None
 
     def underprediction(self) -> float | None:
         """Share of admitted bounded requests that waited longer than their bound."""
@@ -161,6 +167,7 @@ def figures(found: Found) -> dict[str, object]:
         "goodput": rates.get("conversation", {}),
         "goodput_by_workload": rates,
         "goodput_unit": "calls in time per second, in measured capacities; over the load: a share",
+        "hold": found.hold,
         "underprediction": found.underprediction(),
         "false_alarm": found.false_alarm(),
         "false_alarm_by_probes": found.by_probes(),
@@ -242,7 +249,8 @@ def main(argv: list[str]) -> int:
         _contest(found, capacities, seeds, arguments.tasks)
     if "bounds" in only and "conversation" in capacities:
         jobs = _jobs("conversation", capacities, LOADS, seeds)
-        found.sides = _all(bounds.measure, jobs, "bounds")
+        found.hold = arguments.hold or None
+        found.sides = _all(partial(bounds.measure, hold=found.hold), jobs, "bounds")
     if "agents" in only and "agents" in capacities:
         _agents(found, capacities, seeds)
     if "fairness" in only and "conversation" in capacities:
@@ -336,6 +344,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="the first repeat's")
     parser.add_argument("--tasks", type=int, help="counted tasks of a run")
     parser.add_argument("--workload", action="append", choices=sorted(WORKLOADS))
+    parser.add_argument(
+        "--hold",
+        type=float,
+        default=bounds.HOLD,
+        help="seconds for which bounded requests are held (default 30; 0: nobody is)",
+    )
     parser.add_argument(
         "--only", action="append", choices=["goodput", "bounds", "agents", "fairness", "speed"]
     )
