@@ -1,7 +1,8 @@
 -- The usage that an engine reports, as dynamic metadata for the access log.
 -- Both APIs' names are read; of several reports (Anthropic's stream has two) the last one counts.
 -- The end of each piece is kept, since a report may be split over two pieces. A text that speaks
--- of usage has its quotes escaped, and is never found.
+-- of usage has its quotes escaped, and is never found. SGLang's own API tells it with each piece of
+-- a stream; of several prompts, whose pieces have a number, it is not told, as none has all of it.
 local KEEP = 1024
 
 local function report(metadata, text, at)
@@ -21,6 +22,14 @@ local function report(metadata, text, at)
   if cached then metadata:set('epp.usage', 'cached_tokens', cached) end
 end
 
+local function each(metadata, text, name)
+  local at = text:find(name)
+  while at do
+    report(metadata, text, at)
+    at = text:find(name, at + 8)
+  end
+end
+
 function envoy_on_response(handle)
   local kind = handle:headers():get('content-type') or ''
   if not kind:find('^text/event%-stream') and not kind:find('^application/json') then return end
@@ -29,10 +38,10 @@ function envoy_on_response(handle)
     local length = chunk:length()
     if length > 0 then
       local text = rest .. chunk:getBytes(0, length)
-      local at = text:find('"usage":%s*{')
-      while at do
-        report(handle:streamInfo():dynamicMetadata(), text, at)
-        at = text:find('"usage":%s*{', at + 8)
+      local metadata = handle:streamInfo():dynamicMetadata()
+      each(metadata, text, '"usage":%s*{')
+      if kind:find('^text') and not text:find('"index":%s*%d') then
+        each(metadata, text, '"meta_info":%s*{')
       end
       rest = text:sub(-KEEP)
     end

@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -28,6 +28,9 @@ from leadsman_engines.simulated.generation import FrontEnd
 from leadsman_engines.simulated.live import LiveEngine
 from leadsman_engines.simulated.presets import presets
 from leadsman_engines.simulated.server import EngineServer
+from leadsman_engines.simulated.sglang.engine import SimulatedSglang
+from leadsman_engines.simulated.sglang.live import LiveSglang
+from leadsman_engines.simulated.sglang.server import SglangServer
 from leadsman_engines.simulated.text import ByteTokenizer
 from leadsman_extproc.bodies import read_body
 from leadsman_extproc.body import BadRequest, Body, NotForUs
@@ -239,10 +242,8 @@ class TestEngine:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 26, handler_args={"handler_cancellation": True})
-        for route in _simulated().router.routes():
-            resource = route.resource
-            if resource is not None and resource.canonical in SIMULATED:
-                app.router.add_post(resource.canonical, route.handler)
+        _add(app, _simulated(), SIMULATED)
+        _add(app, _simulated_sglang(), NATIVE)
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_post("/v1/messages", self.chat)
         app.router.add_route("*", "/{path:.*}", self.models)
@@ -257,6 +258,25 @@ SIMULATED = (
     "/inference/v1/generate",
 )
 """What a simulated vLLM answers in the scripted engine's place."""
+
+
+NATIVE = ("/generate",)
+"""What a simulated SGLang answers."""
+
+
+def _add(app: web.Application, simulated: web.Application, paths: Collection[str]) -> None:
+    for route in simulated.router.routes():
+        resource = route.resource
+        if resource is not None and resource.canonical in paths:
+            app.router.add_post(resource.canonical, route.handler)
+
+
+def _simulated_sglang() -> web.Application:
+    """A simulated SGLang, twenty times as fast as it is."""
+    preset = presets()["qwen2.5-0.5b-a10g"]
+    engine = SimulatedSglang(replace(preset.sglang, model="any"), preset.hardware, Random(1))
+    live = LiveSglang(engine, ByteTokenizer(), speed=20.0)
+    return SglangServer(live, None, FrontEnd(), Random(2)).app()
 
 
 def _simulated() -> web.Application:

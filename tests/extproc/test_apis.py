@@ -114,6 +114,19 @@ def test_tokens_in_and_tokens_out_are_seen(stack, stream):
     assert (grant.ttft is not None) == stream
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("prompt", [{"text": "hello"}, {"input_ids": [1, 2, 3, 4, 5]}])
+def test_sglangs_own_api_is_seen_as_the_engine_answers_it(stack, prompt, stream):
+    sampling = {"max_new_tokens": 4, "ignore_eos": True}
+
+    status, *_ = post(stack, "/generate", {**prompt, "sampling_params": sampling, "stream": stream})
+
+    assert status == 200
+    grant = only_grant(stack)
+    assert (counted(grant.usage), grant.usage.cached_tokens) == ((5, 4), 0)
+    assert (grant.ttft is not None) == stream
+
+
 def test_tokens_are_counted_without_being_priced(stack):
     with anthropic.Anthropic(base_url=stack.url, api_key="x", max_retries=0) as client:
         counted = client.messages.count_tokens(model="any", messages=MESSAGES)
