@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 from leadsman.admit import Excess, admit
 from leadsman.budget import Budget
 from leadsman.candidates import Candidate, Soundings
+from leadsman.contexts import Needs
 from leadsman.policies import BUILT_IN
 from leadsman.policies.plain import PredictedWait
 from leadsman.policy import Fallback, Policy, PolicyError, SignalLostError
@@ -26,7 +27,7 @@ from leadsman.route import Choice
 from leadsman.sessions import Sessions
 from leadsman.shares import Shares, Standing
 from leadsman.signals import REPORTED, Signal
-from leadsman.units import BlockKey, Seconds
+from leadsman.units import BlockKey, Seconds, Tokens
 
 RETRY: Final[Seconds] = 2.0
 """When to come back after a policy that fails closed has failed."""
@@ -79,8 +80,20 @@ class Gate:
         session = session_of(soundings.request, family)
         if self.sessions is None or session is None:
             return verdict
-        workers = len(soundings.candidates.workers)
-        return self.sessions.admit(session, verdict, choice, now=soundings.now, workers=workers)
+        candidates = soundings.candidates
+        needs = Needs(
+            tokens=soundings.request.prompt_tokens,
+            cached=int(candidates.cached[choice.index]),
+            room=lambda: _room(candidates.workers, soundings.now),
+        )
+        return self.sessions.admit(
+            session,
+            verdict,
+            choice,
+            now=soundings.now,
+            workers=len(candidates.workers),
+            needs=needs,
+        )
 
     def _judge(self, soundings: Soundings, choice: Choice, budget: Budget) -> Choice | Excess:
         try:
@@ -136,6 +149,13 @@ class Gate:
             self.shares.heard(granted.request, granted.tenant, uncached, now)
         if self.sessions is not None and granted.session is not None:
             self.sessions.heard(granted.session, granted.request, now)
+
+
+def _room(workers: Iterable[Candidate], now: Seconds) -> Tokens | None:
+    """Add up what the workers' caches can keep; None where one of them does not tell."""
+    kept = [worker.read(Signal.KV_TOKENS, now) for worker in workers]
+    known = [one for one in kept if one is not None]
+    return int(sum(known)) if len(known) == len(kept) else None
 
 
 def session_of(request: Request, family: BlockKey | None) -> str | None:

@@ -11,19 +11,26 @@ well, and what the policy says of it only moves the window. Where it would refus
 by a factor, once a while; where it would not, and the window is full, it grows by one over itself,
 so by one session for as many calls as there are sessions. Until the first cut it grows by one with
 each call, as TCP's does, but no more than twofold in a while: what was let in before has to show.
-Deferred sessions are given the moments
-at which places come free, one after another, and go before newcomers when they are back.
+A window
+learns of too many sessions when they are in and cannot be sent away, so beside it a session must
+find room in the caches, with all that those which are in will still grow to (`contexts`).
+
+Deferred sessions are given the moments at which places come free, one after another, and go before
+newcomers when they are back. A session that has been quiet for longer than sessions are between two
+calls holds no place any more; should it go on, its calls still go through.
 
 Source: CONCUR, arXiv 2601.22705 (the window); the A and B of two tasks with 20 calls each in the
-AdmitPerf talk. Ignored: how much work a session is; sessions that never end hold a place each.
+AdmitPerf talk. Ignored: how much a session computes; sessions that never end hold a place each.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leadsman.admit import Excess
+from leadsman.contexts import Contexts, Needs
 from leadsman.prediction import Reason
 from leadsman.route import Choice
-from leadsman.units import RequestId, Seconds
+from leadsman.units import RequestId, Seconds, Tokens
 
 FIRST_WINDOW = 2.0
 """Sessions a worker that may be in before anything is known; grows within seconds. Chosen."""
@@ -35,6 +42,13 @@ PAUSE: Seconds = 5.0
 FIRST_LIFE: Seconds = 60.0
 """How long a session is in, until one has ended. Chosen."""
 
+FILLED = 0.9
+"""Share of the caches that sessions may fill; answers, and what is read once, lie there too.
+Chosen."""
+
+LONGER, SHORTER = 1.5, 0.995
+"""What a pause makes of the one that is taken for an end: one in a hundred is longer, then."""
+
 _STEP = 0.1
 _SWEEP: Seconds = 1.0
 GRACE: Seconds = 5.0
@@ -43,12 +57,26 @@ GRACE: Seconds = 5.0
 
 @dataclass(slots=True)
 class Visit:
-    """A session that is in: since when, its calls, those that run, and the last sign of it."""
+    """A session that is in: since when, its calls, those that run, and the last sign of it.
+
+    shared: tokens that its first call found cached, which others brought. own: of its context, all
+    others.
+    """
 
     since: Seconds
     last: Seconds
     calls: int = 0
     running: int = 0
+    shared: Tokens = 0
+    own: Tokens = 0
+
+    def grow(self, needs: Needs | None) -> None:
+        """Take in what a call brings."""
+        if needs is None:
+            return
+        if self.calls <= 1:
+            self.shared = needs.cached
+        self.own = max(self.own, needs.tokens - self.shared)
 
 
 class Sessions:
@@ -68,6 +96,8 @@ class Sessions:
         self._cut_at: Seconds | None = None
         self._round: tuple[Seconds, float] = (0.0, 0.0)
         self._swept_at: Seconds = 0.0
+        self._contexts = Contexts()
+        self._quiet = idle
 
     def __len__(self) -> int:
         return len(self._in)
@@ -75,12 +105,20 @@ class Sessions:
     def __contains__(self, session: str) -> bool:
         return session in self._in
 
-    def admit(
-        self, session: str, verdict: Choice | Excess, choice: Choice, *, now: Seconds, workers: int
+    def admit(  # noqa: PLR0913  # who asks, for what, and what is said of it
+        self,
+        session: str,
+        verdict: Choice | Excess,
+        choice: Choice,
+        *,
+        now: Seconds,
+        workers: int,
+        needs: Needs | None = None,
     ) -> Choice | Excess:
         """Say what becomes of one call.
 
-        verdict: the policy's. choice: where the call goes in spite of it.
+        verdict: the policy's. choice: where the call goes in spite of it. needs: what it brings to
+        the caches; None where caches are no bound.
         """
         self._sweep(now)
         if self.window is None:
@@ -88,13 +126,17 @@ class Sessions:
         visit = self._in.get(session)
         if visit is not None and visit.calls < self._most_calls:
             self._heed(verdict, now)
+            self._learn_pause(visit, now)
             visit.calls, visit.last = visit.calls + 1, now
+            visit.grow(needs)
             return choice if isinstance(verdict, Excess) else verdict
         if visit is not None:
             self._leave(session, now)
-        return self._judge(session, verdict, now)
+        return self._judge(session, verdict, needs, now)
 
-    def _judge(self, session: str, verdict: Choice | Excess, now: Seconds) -> Choice | Excess:
+    def _judge(
+        self, session: str, verdict: Choice | Excess, needs: Needs | None, now: Seconds
+    ) -> Choice | Excess:
         told = self._told.get(session)
         if told is not None and now < told:
             return self._deferred(told - now)
@@ -104,16 +146,41 @@ class Sessions:
             return verdict
         assert self.window is not None
         expected = 0 if told is not None else sum(at <= now for at in self._told.values())
-        if len(self._in) + expected + 1 > self.window:
-            return self._deferred(self._next_place(session, now))
+        newcomer = Visit(since=now, last=now, calls=1)
+        newcomer.grow(needs)
+        active = list(self._active(now))
+        is_full = len(active) + expected + 1 > self.window
+        if is_full or not self._has_room(active, newcomer, needs, expected):
+            return self._deferred(self._next_place(session, len(active), now))
         self._told.pop(session, None)
-        self._in[session] = Visit(since=now, last=now, calls=1)
+        self._in[session] = newcomer
         return verdict
 
-    def _next_place(self, session: str, now: Seconds) -> Seconds:
-        """Book the next place that comes free; gives in how many seconds."""
-        assert self.window is not None
-        self._free_at = max(self._free_at, now) + self._life / max(1.0, self.window)
+    def _active(self, now: Seconds) -> Iterator[Visit]:
+        """Give those that are in and hold a place."""
+        for one in self._in.values():
+            if one.running or now - one.last <= self._quiet:
+                yield one
+
+    def _has_room(
+        self, active: list[Visit], newcomer: Visit, needs: Needs | None, expected: int
+    ) -> bool:
+        """Whether one more, and who was told to come now, will find room in the caches."""
+        room = needs.room() if needs is not None and active else None
+        if room is None:
+            return True
+        sizes = [one.own for one in active] + [newcomer.own] * (1 + expected)
+        return self._contexts.most(sizes) <= FILLED * room - newcomer.shared
+
+    def _learn_pause(self, visit: Visit, now: Seconds) -> None:
+        """Learn how long sessions are quiet between two calls."""
+        if not visit.running:
+            factor = LONGER if now - visit.last > self._quiet else SHORTER
+            self._quiet = min(self._idle, max(_SWEEP, self._quiet * factor))
+
+    def _next_place(self, session: str, places: int, now: Seconds) -> Seconds:
+        """Book the next of these places that comes free; gives in how many seconds."""
+        self._free_at = max(self._free_at, now) + self._life / max(1, places)
         self._told[session] = max(self._free_at, now + 1.0)
         return self._told[session] - now
 
@@ -128,11 +195,12 @@ class Sessions:
 
     def _heed(self, verdict: Choice | Excess, now: Seconds) -> None:
         assert self.window is not None
+        active = sum(1 for _ in self._active(now))
         if not isinstance(verdict, Excess):
-            if len(self._in) >= self.window - 1:
+            if active >= self.window - 1:
                 self._grow(now)
-        elif self._cut_at is None or now - self._cut_at >= PAUSE:
-            self.window = max(1.0, CUT * min(self.window, float(len(self._in))))
+        elif active <= self.window and (self._cut_at is None or now - self._cut_at >= PAUSE):
+            self.window = max(1.0, CUT * float(active))
             self._cut_at = now
 
     def _grow(self, now: Seconds) -> None:
@@ -171,6 +239,8 @@ class Sessions:
     def _leave(self, session: str, now: Seconds) -> None:
         visit = self._in.pop(session)
         self._life += _STEP * (min(visit.last, now) - visit.since - self._life)
+        if visit.own:
+            self._contexts.ended(visit.own)
 
     def _sweep(self, now: Seconds) -> None:
         """Let those go that have idled, and forget who was told a moment and did not come."""

@@ -27,7 +27,8 @@ class Signal(StrEnum):
         since counts too, and who ended since makes room for one of them.
     hit_rate: share of prompt tokens that were found cached lately, by what answers reported.
     in_flight: requests granted and not over. queued_tokens: of prompts, not computed yet.
-    slots: max_num_seqs. step_tokens: max_num_batched_tokens. predicted_wait: by the replay.
+    slots: max_num_seqs. step_tokens: max_num_batched_tokens. kv_tokens: that its cache can keep;
+        None where it keeps none. predicted_wait: by the replay.
     """
 
     KV_USAGE = "kv_usage"
@@ -38,6 +39,7 @@ class Signal(StrEnum):
     QUEUED_TOKENS = "queued_tokens"
     SLOTS = "slots"
     STEP_TOKENS = "step_tokens"
+    KV_TOKENS = "kv_tokens"
     PREDICTED_WAIT = "predicted_wait"
 
 

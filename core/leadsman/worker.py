@@ -181,10 +181,14 @@ class WorkerState:
         if signal == Signal.HIT_RATE:
             return self.hits.share
         if signal not in REPORTED:
+            own = self.settings
             known = {
                 Signal.QUEUED_TOKENS: self.mirror.queued_tokens,
-                Signal.SLOTS: self.settings.max_num_seqs,
-                Signal.STEP_TOKENS: self.settings.max_num_batched_tokens,
+                Signal.SLOTS: own.max_num_seqs,
+                Signal.STEP_TOKENS: own.max_num_batched_tokens,
+                Signal.KV_TOKENS: own.num_blocks * own.block_size
+                if own.enable_prefix_caching
+                else None,
             }
             return known.get(Signal(signal))
         if load is None:
