@@ -205,6 +205,14 @@ async def _data_lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _keep_refusal(answer: aiohttp.ClientResponse, one: Played) -> None:
     one.reason = answer.headers.get(REASON_HEADER, f"status {answer.status}")
-    after = answer.headers.get("retry-after")
-    one.retry_after = float(after) if after is not None else None
+    one.retry_after = _retry_after(answer)
     one.should_retry = answer.headers.get("x-should-retry", "true") == "true"
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> Seconds | None:
+    """Read the milliseconds where they are told, as both SDK families do, else the seconds."""
+    milliseconds = answer.headers.get("retry-after-ms")
+    if milliseconds is not None:
+        return float(milliseconds) / 1e3
+    seconds = answer.headers.get("retry-after")
+    return None if seconds is None else float(seconds)

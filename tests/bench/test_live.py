@@ -200,6 +200,18 @@ def test_runs_that_met_something_else_are_not_ranked_and_what_differs_is_said(
         comparing.ranked(comparing.read(tmp_path))
 
 
+def test_a_load_that_not_all_policies_have_is_not_ranked_and_named(tmp_path):
+    written(tmp_path)
+    written(tmp_path, policies=["none"], load=2.0)
+    runs = comparing.read(tmp_path)
+
+    ranking, left_out, drawn = comparing.ranked(runs), comparing.left_out(runs), page.drawn(runs)
+
+    assert list(ranking) == [1.5]
+    assert left_out == ["2 x is not ranked: not run with queue_cap"]
+    assert left_out[0] in drawn
+
+
 def test_a_broken_run_is_named(tmp_path):
     written(tmp_path, policies=["none"])
     (tmp_path / "none-1.5x-r2" / "summary.json").unlink()

@@ -96,6 +96,16 @@ async def test_a_refusal_keeps_its_reason_and_when_to_come_back():
     assert (play.tally.refused, play.tally.served, play.tally.in_flight) == (1, 0, 0)
 
 
+async def test_milliseconds_go_before_seconds_as_sdks_read_them():
+    async def answer(_request):
+        return web.Response(status=429, headers={"retry-after": "3", "retry-after-ms": "2250"})
+
+    async with gateway(answer) as (url, _):
+        (one,) = await Play(url, [planned(1)]).run()
+
+    assert one.retry_after == 2.25
+
+
 async def test_a_broken_stream_is_a_failure():
     async def answer(request):
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

@@ -212,6 +212,8 @@ def _compare(folder: Path, console: Console) -> int:
     report.write_text(page.drawn(runs), encoding="utf-8")
     console.print(f"report: {report}")
     console.print(comparing.table(runs))
+    for one in comparing.left_out(runs):
+        console.print(one, highlight=False)
     return 0
 
 

@@ -111,14 +111,33 @@ def _capacities(runs: Sequence[Run]) -> list[str]:
 
 
 def _loads(runs: Sequence[Run]) -> list[str]:
-    by_policy: dict[str, set[float]] = {}
-    for run in runs:
-        by_policy.setdefault(run.label, set()).add(run.load)
-    shared = set.intersection(*by_policy.values())
-    if shared:
+    if _shared(runs):
         return []
-    loads = "; ".join(f"{name} at {sorted(at)}" for name, at in by_policy.items())
+    loads = "; ".join(f"{name} at {sorted(at)}" for name, at in _by_policy(runs).items())
     return [f"load: no load that all policies were run at: {loads}"]
+
+
+def _by_policy(runs: Sequence[Run]) -> dict[str, set[float]]:
+    found: dict[str, set[float]] = {}
+    for run in runs:
+        found.setdefault(run.label, set()).add(run.load)
+    return found
+
+
+def _shared(runs: Sequence[Run]) -> set[float]:
+    """Give the loads that all policies were run at."""
+    return set.intersection(*_by_policy(runs).values())
+
+
+def left_out(runs: Sequence[Run]) -> list[str]:
+    """Name each load that is not ranked since some policy was not run at it, and which was not."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    told = []
+    for load in sorted({run.load for run in runs} - _shared(runs)):
+        had = {run.label for run in runs if run.load == load}
+        lacking = ", ".join(name for name in labels if name not in had)
+        told.append(f"{load:g} x is not ranked: not run with {lacking}")
+    return told
 
 
 def undisclosed(runs: Sequence[Run]) -> list[str]:
@@ -138,9 +157,6 @@ def ranked(runs: Sequence[Run]) -> dict[float, list[tuple[str, list[float]]]]:
     differ = differences(runs)
     if differ:
         raise CompareError("these runs cannot be ranked:\n  " + "\n  ".join(differ))
-    loads = set.intersection(
-        *({one.load for one in runs if one.label == run.label} for run in runs)
-    )
     return {
         load: sorted(
             (
@@ -149,7 +165,7 @@ def ranked(runs: Sequence[Run]) -> dict[float, list[tuple[str, list[float]]]]:
             ),
             key=lambda row: -fmean(row[1]),
         )
-        for load in sorted(loads)
+        for load in sorted(_shared(runs))
     }
 
 

@@ -60,7 +60,8 @@ def drawn(runs: Sequence[Run]) -> str:
         "<meta name=viewport content='width=device-width'>"
         f"<title>Admission policies compared</title><style>{STYLE}</style>"
         f"<h1>Admission policies compared</h1><p>{html.escape(about)}</p>"
-        f"{_table(runs, ranking)}<div class=plots>{plots}</div>{_disclosures(runs)}</html>"
+        f"{_table(runs, ranking)}{_left_out(runs)}<div class=plots>{plots}</div>"
+        f"{_disclosures(runs)}</html>"
     )
 
 
@@ -82,6 +83,10 @@ def _table(runs: Sequence[Run], ranking: dict[float, list[tuple[str, list[float]
     heads = ("load", "policy", "goodput", "let in", "TTFT p95 of served", "repeats")
     head = "".join(f"<th>{one}</th>" for one in heads)
     return f"<div class=wide><table><tr>{head}</tr>{''.join(rows)}</table></div>"
+
+
+def _left_out(runs: Sequence[Run]) -> str:
+    return "".join(f"<p class=missing>{html.escape(one)}</p>" for one in comparing.left_out(runs))
 
 
 def _disclosures(runs: Sequence[Run]) -> str:

@@ -92,9 +92,7 @@ class TaskPlay:
             for former in call.after:
                 await over[former].wait()
             await asyncio.sleep(max(call.thinks if call.after else 0.0, call.row.at - self._now()))
-            if failed.is_set():
-                return
-            if not await self._call(session, task, place):
+            if not failed.is_set() and not await self._call(session, task, place):
                 failed.set()
             over[place].set()
 
