@@ -16,16 +16,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from multiprocessing import get_context
 from os import sched_getaffinity
 from random import Random
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from leadsman.budget import Budget, Unit
+from leadsman.budget import Budget, BudgetError, Unit
 from leadsman.policies import BUILT_IN
 from leadsman.policy import Policy, PolicyError
 from leadsman.units import Seconds
@@ -51,11 +51,17 @@ class Contestant:
     policy: str
     unit: Unit = "request"
     parameters: tuple[tuple[str, float], ...] = ()
+    hold: Seconds | None = None
 
     @property
     def budget(self) -> Budget:
         """Give the budget that runs it."""
-        return Budget(policy=self.policy, unit=self.unit, parameters=dict(self.parameters))
+        return Budget(
+            policy=self.policy,
+            unit=self.unit,
+            parameters=dict(self.parameters),
+            hold=self.hold,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +159,7 @@ def _judge(making: Making, fate: Fate, result: Result) -> None:
             result.refused[fate.refused.reason] += 1
     elif fate.was_served and fate.ttft is not None:
         result.waits.append(fate.ttft)
-        result.met += fate.ttft <= making.deadline(fate.call)
+        result.met += fate.ttft <= making.deadline(fate.task, fate.call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,18 +210,28 @@ def side_by_side(jobs: Sequence[Job]) -> Iterator[list[Row]]:
             yield done.result()
 
 
+def entered(names: Sequence[str], hold: Seconds | None = None) -> Iterator[Contestant]:
+    """Enter policies, each as NAME or NAME/unit; where `hold` is told, once more with holding."""
+    for name in names:
+        policy, _, unit = name.partition("/")
+        one = Contestant(name=name, policy=policy, unit=cast("Unit", unit or "request"))
+        yield one
+        if hold is not None:
+            yield replace(one, name=f"{name}, held ≤ {hold:g} s", hold=hold)
+
+
 def main(argv: list[str]) -> int:
     """Run `leadsman bench policies`."""
     arguments = _parser().parse_args(argv)
     try:
         known = kinds()
         names = arguments.policy or list(BUILT_IN)
-        for name in names:
-            LivePicker(Budget(policy=name), Random(0), known).check()
-    except PolicyError as error:
+        contestants = tuple(entered(names, arguments.hold))
+        for one in contestants:
+            LivePicker(one.budget, Random(0), known).check()
+    except (PolicyError, BudgetError) as error:
         print(f"bench policies: {error}", file=sys.stderr)
         return 2
-    contestants = tuple(Contestant(name=name, policy=name) for name in names)
     capacity = known_workload(arguments.workload).measure()
     jobs = [
         Job(
@@ -275,7 +291,14 @@ def _print(table: "Table") -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="leadsman bench policies", description=main.__doc__)
-    parser.add_argument("--policy", action="append", help="which (default: all that are built in)")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        help="NAME, or NAME/session, NAME/tenant (default: all that are built in)",
+    )
+    parser.add_argument(
+        "--hold", type=float, help="run each once more, holding requests so many seconds at most"
+    )
     parser.add_argument("--load", action="append", type=float, help="in capacities (1 to 2)")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="conversation")
     parser.add_argument("--tasks", type=int, help="counted tasks of a run; of one call, but agents")

@@ -7,10 +7,10 @@ good, or that broke, ends its task. So the bursts and pauses that make pressure 
 and a fleet that answers late is asked later.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from leadsman.units import Seconds
+from leadsman.units import Seconds, Tokens
 
 from leadsman_bench.scenario import Wishes
 from leadsman_bench.traces import TraceRequest
@@ -48,6 +48,22 @@ class Task:
     def at(self) -> Seconds:
         """When it begins."""
         return min(call.row.at for call in self.calls if not call.after)
+
+    def told_before(self, call: Call) -> Tokens:
+        """Count the leading tokens of a call's prompt that a call before it had in its own.
+
+        An engine that serves nobody else has them cached.
+        """
+        pieces = call.row.pieces
+        formers = (self.calls[place].row.pieces for place in call.after)
+        alike = max((_alike(pieces, former) for former in formers), default=0)
+        return alike * call.row.piece_tokens
+
+
+def _alike(pieces: Sequence[int], former: Sequence[int]) -> int:
+    """Count the leading pieces that both have."""
+    pairs = enumerate(zip(pieces, former, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(pieces), len(former)))
 
 
 def single(rows: Iterable[TraceRequest], *, tenant: str | None = None) -> Iterator[Task]:

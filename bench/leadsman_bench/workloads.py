@@ -8,8 +8,9 @@ behind four sequences, where all waiting is for a slot and no cache ever fills.
 Capacity is measured with nobody refused, in tasks a second: what the workers get done of a backlog
 of the same requests, or, where calls follow from each other, of the best number of agents at once,
 each busy with one task after another. 1 x is the load that they can just serve. A deadline is a
-TTFT objective: `slack` and so many times what the prompt takes on the idle fleet's median worker
-with no cache.
+TTFT objective: `slack` and so many times what the prompt takes on the idle fleet's median worker.
+There a task finds cached what its own calls brought, and nothing else: the twentieth call of an
+agent has no more time than the second because its prompt is longer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ class Making:
     factor: float = 2.0
     deadlines: bool = True
     _keys: dict[tuple[tuple[int, ...], Tokens], Mapping[Tokens, Keys]] = field(default_factory=dict)
-    _alone: Callable[[Tokens], Seconds] = field(init=False)
+    _alone: Callable[[Tokens, Tokens], Seconds] = field(init=False)
     _sizes: list[Tokens] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,21 +130,24 @@ class Making:
         made = offer(call.row, wanted, name=name, block_sizes=())
         request = replace(made.request, keys=self._keys[place])
         if self.deadlines:
-            deadline = self.deadline(call)
+            deadline = self.deadline(task, call)
             request = replace(request, max_queue_wait=None, ttft_objective=deadline)
         return replace(made, request=request)
 
-    def deadline(self, call: Call) -> Seconds:
+    def deadline(self, task: Task, call: Call) -> Seconds:
         """Give a call's TTFT objective."""
-        return self.slack + self.factor * self._alone(call.row.input_tokens)
+        tokens = call.row.input_tokens
+        cached = min(task.told_before(call), tokens - 1)
+        return self.slack + self.factor * self._alone(tokens, cached)
 
 
-def unloaded(spec: WorkerSpec) -> Callable[[Tokens], Seconds]:
-    """Say how long a worker takes to prefill a prompt alone, without cache and chance."""
+def unloaded(spec: WorkerSpec) -> Callable[[Tokens, Tokens], Seconds]:
+    """Say how long a worker takes for a prompt alone, of which so much is cached; no chance."""
     budget = spec.reported.max_num_batched_tokens
 
-    def alone(tokens: Tokens) -> Seconds:
-        chunks = [(start, min(budget, tokens - start)) for start in range(0, tokens, budget)]
+    def alone(tokens: Tokens, cached: Tokens) -> Seconds:
+        starts = range(cached, tokens, budget)
+        chunks = [(start, min(budget, tokens - start)) for start in starts]
         return sum(spec.hardware.step_seconds([(size, at)], []) for at, size in chunks)
 
     return alone
