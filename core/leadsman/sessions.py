@@ -11,9 +11,10 @@ well, and what the policy says of it only moves the window. Where it would refus
 by a factor, once a while; where it would not, and the window is full, it grows by one over itself,
 so by one session for as many calls as there are sessions. Until the first cut it grows by one with
 each call, as TCP's does, but no more than twofold in a while: what was let in before has to show.
-A window
-learns of too many sessions when they are in and cannot be sent away, so beside it a session must
-find room in the caches, with all that those which are in will still grow to (`contexts`).
+
+A window learns of too many sessions when they are in and cannot be sent away, so beside it a
+session must find room in the caches, with all that those which are in will still grow to
+(`contexts`).
 
 Deferred sessions are given the moments at which places come free, one after another, and go before
 newcomers when they are back. A session that has been quiet for longer than sessions are between two
@@ -125,10 +126,10 @@ class Sessions:
             self.window = FIRST_WINDOW * workers
         visit = self._in.get(session)
         if visit is not None and visit.calls < self._most_calls:
-            self._heed(verdict, now)
             self._learn_pause(visit, now)
             visit.calls, visit.last = visit.calls + 1, now
             visit.grow(needs)
+            self._heed(verdict, now)
             return choice if isinstance(verdict, Excess) else verdict
         if visit is not None:
             self._leave(session, now)
@@ -155,6 +156,10 @@ class Sessions:
         self._told.pop(session, None)
         self._in[session] = newcomer
         return verdict
+
+    def holding(self, now: Seconds) -> int:
+        """Count those that are in and hold a place."""
+        return sum(1 for _ in self._active(now))
 
     def _active(self, now: Seconds) -> Iterator[Visit]:
         """Give those that are in and hold a place."""
@@ -195,7 +200,7 @@ class Sessions:
 
     def _heed(self, verdict: Choice | Excess, now: Seconds) -> None:
         assert self.window is not None
-        active = sum(1 for _ in self._active(now))
+        active = self.holding(now)
         if not isinstance(verdict, Excess):
             if active >= self.window - 1:
                 self._grow(now)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from leadsman.admit import Excess
 from leadsman.budget import Budget
 from leadsman.candidates import Soundings
+from leadsman.contexts import Needs
 from leadsman.gate import Gate, session_of
 from leadsman.policies.plain import PredictedWait
 from leadsman.prediction import Reason
@@ -120,8 +121,75 @@ def test_no_more_sessions_are_in_than_the_window_had_room_for(calls):
         sessions.admit(name, KEPT if fits else LATE, KEPT, now=now, workers=1)
 
         assert sessions.window >= 1
-        assert was_in or name not in sessions or len(sessions) <= max(1, sessions.window)
+        assert was_in or name not in sessions or sessions.holding(now) <= max(1, sessions.window)
         assert len(sessions) <= before + 1
+
+
+def call(sessions, name, now, tokens, *, verdict=KEPT, cached=0, room=None):
+    needs = Needs(tokens=tokens, cached=cached, room=lambda: room)
+    return sessions.admit(name, verdict, KEPT, now=now, workers=100, needs=needs)
+
+
+def let_in(sessions, now, tokens, *, cached=0, room=None, among=50):
+    """Give how many of so many newcomers are let in, each with a first call of so many tokens."""
+    names = [f"{now}/{number}" for number in range(among)]
+    answers = [call(sessions, one, now, tokens, cached=cached, room=room) for one in names]
+    return sum(not isinstance(answer, Excess) for answer in answers)
+
+
+def grown_to(tokens):
+    """Sessions of which one is over that had a context of so many tokens."""
+    sessions = Sessions(most_calls=100, idle=5.0)
+    call(sessions, "over", 0.0, tokens)
+    call(sessions, "later", 100.0, tokens)
+    call(sessions, "later still", 200.0, tokens)
+    return sessions
+
+
+def test_sessions_are_let_in_as_far_as_caches_keep_what_they_will_grow_to():
+    assert let_in(grown_to(1000), 300.0, 10, room=10_000) == 9
+    assert let_in(grown_to(1000), 300.0, 10, room=20_000) == 18
+
+
+def test_what_others_brought_is_counted_once_for_all():
+    assert let_in(grown_to(1000), 300.0, 3010, cached=3000, room=13_400) == 9
+
+
+def test_where_the_size_of_caches_is_not_known_they_are_no_bound():
+    assert let_in(grown_to(1000), 300.0, 10, room=None) == 50
+
+
+def test_one_session_is_let_in_however_small_the_caches_are():
+    assert let_in(grown_to(1000), 300.0, 500, room=100) == 1
+
+
+def test_who_has_gone_quiet_holds_no_place_and_goes_on_when_it_likes():
+    sessions = Sessions(most_calls=100, idle=1000.0)
+    for turn in range(2000):
+        call(sessions, "busy", 0.01 * turn, 10)
+    _, deferred = full(sessions, now=20.0)
+
+    later = sessions.admit(deferred, KEPT, KEPT, now=300.0, workers=1)
+
+    assert later == KEPT
+    assert call(sessions, "s0", 301.0, 10, verdict=LATE) == KEPT
+
+
+def test_a_window_is_not_cut_again_before_as_many_are_in_as_it_has_room_for():
+    sessions = Sessions(most_calls=1000, idle=1000.0)
+    names = [f"s{number}" for number in range(40)]
+    for turn in range(20):
+        for name in names:
+            call(sessions, name, 6.0 * turn, 10)
+    assert len(sessions) == 40
+
+    windows = []
+    for at in (120.0, 126.0, 132.0):
+        for name in names:
+            call(sessions, name, at, 10, verdict=LATE)
+        windows.append(sessions.window)
+
+    assert windows == [0.75 * 40] * 3
 
 
 SERVICE, THINK, CALLS = 0.25, 0.2, 20
