@@ -71,7 +71,7 @@ async def test_a_client_that_goes_away_frees_its_place_at_once(stack):
 
 @pytest.mark.envoy
 async def test_who_can_be_in_time_no_more_is_refused(stack):
-    calls, held = begun(stack, "hold-9.3")
+    calls, held = begun(stack, "hold-2.5")
     assert await held
 
     status, headers, body = await calls[0]
