@@ -129,7 +129,7 @@ class Sessions:
             self._learn_pause(visit, now)
             visit.calls, visit.last = visit.calls + 1, now
             visit.grow(needs)
-            self._heed(verdict, now)
+            self._heed(verdict, self.holding(now), now)
             return choice if isinstance(verdict, Excess) else verdict
         if visit is not None:
             self._leave(session, now)
@@ -141,7 +141,8 @@ class Sessions:
         told = self._told.get(session)
         if told is not None and now < told:
             return self._deferred(told - now)
-        self._heed(verdict, now)
+        active = list(self._active(now))
+        self._heed(verdict, len(active), now)
         if isinstance(verdict, Excess):
             self._told[session] = now + max(1.0, verdict.seconds)
             return verdict
@@ -149,7 +150,6 @@ class Sessions:
         expected = 0 if told is not None else sum(at <= now for at in self._told.values())
         newcomer = Visit(since=now, last=now, calls=1)
         newcomer.grow(needs)
-        active = list(self._active(now))
         is_full = len(active) + expected + 1 > self.window
         if is_full or not self._has_room(active, newcomer, needs, expected):
             return self._deferred(self._next_place(session, len(active), now))
@@ -198,9 +198,8 @@ class Sessions:
             read={"sessions_in": len(self._in), "sessions_at_most": self.window or 0.0},
         )
 
-    def _heed(self, verdict: Choice | Excess, now: Seconds) -> None:
+    def _heed(self, verdict: Choice | Excess, active: int, now: Seconds) -> None:
         assert self.window is not None
-        active = self.holding(now)
         if not isinstance(verdict, Excess):
             if active >= self.window - 1:
                 self._grow(now)
